@@ -1,0 +1,153 @@
+"""The Rust engine: model files, logits, sessions and tokenising."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+class GgufError(ValueError):
+    """The model file is malformed, or uses something that is not supported."""
+
+class ContextOverflow(ValueError):
+    """More positions are needed than the context holds; `needed` and `n_ctx` carry both numbers."""
+
+    needed: int
+    n_ctx: int
+
+@final
+class GgufFile:
+    """The header of a GGUF file (all parts of a split one); nothing is loaded.
+
+    Raises OSError when the file cannot be read and GgufError when it is malformed.
+    """
+
+    def __new__(cls, path: str | PathLike[str]) -> GgufFile: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Name, type, shape (rows first) and bytes of every tensor, in file order."""
+
+@final
+class Model:
+    """A loaded model; immutable, shared by its sessions and safe to use from several threads.
+
+    Args:
+        n_ctx: Positions a session holds; None is what the file says.
+        threads: CPU threads of a forward; None is the physical cores this process may use.
+        device: "cpu", "candle-cpu", "metal" or "cuda".
+
+    Raises OSError, GgufError, or ValueError for an argument out of range.
+    """
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> Model: ...
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def kernels(self) -> str:
+        """The chosen kernel set, such as "avx512-vnni"; "candle" on the candle engine."""
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+    @property
+    def weight_bytes(self) -> int:
+        """Resident bytes of the weights."""
+    @property
+    def cache_bytes_per_token(self) -> int: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    def session(self) -> Session: ...
+    def load_session(self, path: str | PathLike[str]) -> Session:
+        """Read a session written by `Session.save`; ValueError if it is damaged or of another model."""
+
+@final
+class Snapshot:
+    """A frozen state of a session; cheap, and never changed by what the session does later."""
+
+    def __len__(self) -> int: ...
+
+@final
+class Session:
+    """The mutable state of one sequence: the KV cache and the ids in it.
+
+    Every call that fails leaves the session as it was. Calls from several threads wait for each other.
+    """
+
+    @property
+    def tokens(self) -> list[int]:
+        """The cached ids."""
+    def __len__(self) -> int: ...
+    def forward(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
+        """Append `tokens`; logits [n_vocab] after the last of them."""
+    def forward_all_positions(self, tokens: TokenIds) -> npt.NDArray[np.float32]:
+        """Append `tokens`; logits [len(tokens), n_vocab] after each of them."""
+    def forward_last(self, tokens: TokenIds, positions: int) -> npt.NDArray[np.float32]:
+        """Append `tokens`; logits [positions, n_vocab] after the last `positions` of them."""
+    def truncate(self, length: int) -> None:
+        """Forget all ids from position `length` on; ValueError if the session is shorter."""
+    def reset(self) -> None:
+        """Forget everything."""
+    def snapshot(self) -> Snapshot: ...
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to `snapshot`; ValueError if it was taken on another model."""
+    def fork(self) -> Session:
+        """A second session with the same contents; shared memory is copied only where it is written."""
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the session to a file, atomically."""
+
+@final
+class Tokenizer:
+    """The tokenizer a GGUF file describes (SPM or BPE)."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def eos(self) -> int | None: ...
+    @property
+    def end_ids(self) -> list[int]:
+        """Every id that ends a generation: end of sequence, of turn, of message."""
+    @property
+    def add_bos(self) -> bool: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]: ...
+    def decode(self, tokens: TokenIds) -> str:
+        """Text of `tokens`, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+    def token(self, id: int) -> str:
+        """The vocabulary's own string of `id`, for messages and comparisons."""
+    def is_control(self, id: int) -> bool: ...
+    def is_padding(self, id: int) -> bool:
+        """Whether `id` is an unused row that only pads the vocabulary."""
+    def stream(self) -> TextStream: ...
+
+@final
+class TextStream:
+    """Turns ids into text piece by piece; every piece is whole UTF-8 and the pieces join to `Tokenizer.decode`."""
+
+    def push(self, token: int) -> str:
+        """Text that became complete with `token`, often empty in the middle of a character."""
+    def finish(self) -> str:
+        """What was held back: one U+FFFD for each incomplete character."""

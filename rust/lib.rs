@@ -1,0 +1,8 @@
+//! The engine of specrs: logits of quantised Llama models, as fast as an ordinary CPU gives them.
+//!
+//! Modules stand in the order in which data flows; each imports only those above it.
+
+pub mod error;
+
+pub mod blocks;
+pub mod gguf;

@@ -5,4 +5,4 @@
 pub mod error;
 
 pub mod blocks;
-pub mod gguf;
+pub mod config;

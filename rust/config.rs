@@ -24,5 +24,5 @@ pub struct Config {
     /// Rotation per position of each pair `(2i, 2i+1)` of a head, in radians; at most `head_dim / 2` long.
     ///
     /// Linear scaling and the factors of `rope_freqs.weight` are already in it.
-    pub rope_freqs: Vec<f32>,
+    pub rope_freqs: Vec<f64>,
 }

@@ -6,3 +6,5 @@ pub mod error;
 
 pub mod blocks;
 pub mod config;
+
+pub mod kernels;

@@ -42,6 +42,9 @@ pub enum Error {
 impl Error {
     /// An [`Error::Io`] for `path`.
     pub fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+        Self::Io {
+            path: path.to_owned(),
+            source,
+        }
     }
 }

@@ -5,4 +5,20 @@
 pub mod error;
 
 pub mod blocks;
+
+pub mod mapping;
+
+pub mod metadata;
+
+pub mod reader;
+
+pub mod header;
+
+pub mod gguf;
+
 pub mod config;
+
+pub mod layout;
+
+#[cfg(test)]
+mod fixture;

@@ -198,7 +198,8 @@ impl Block {
             Q4_K | Q5_K => {
                 (self.scale, self.minimum) = (half(0), -half(2));
                 self.read_k_factors(&bytes[4..16]);
-                let (high, low) = if dtype == Q4_K { (None, &bytes[16..]) } else { (Some(&bytes[16..48]), &bytes[48..]) };
+                let (high, low) =
+                    if dtype == Q4_K { (None, &bytes[16..]) } else { (Some(&bytes[16..48]), &bytes[48..]) };
                 for (i, quant) in self.quants.iter_mut().enumerate() {
                     *quant = low[i / 64 * 32 + i % 32] >> (4 * (i / 32 % 2)) & 15;
                     *quant |= high.map_or(0, |high| (high[i % 32] >> (i / 32) & 1) << 4);

@@ -134,8 +134,11 @@ impl KvCache {
         for i in self.len / PAGE..(self.len + count).div_ceil(PAGE) {
             match self.pages.get_mut(i) {
                 None => self.pages.push(Arc::new(Page::new(self.shape))),
-                Some(page) if Arc::get_mut(page).is_none() => *page = Arc::new(page.copy()),
-                Some(_) => {}
+                Some(page) => {
+                    if Arc::get_mut(page).is_none() {
+                        *page = Arc::new(page.copy());
+                    }
+                }
             }
         }
     }

@@ -136,9 +136,8 @@ impl Pass {
             partial += config.n_head_kv * unit.segments * unit.rows.len() * group;
         }
         // A few rows over a long cache make too few units to keep all workers busy.
-        let split = workers > 1
-            && units.len() * config.n_head_kv < 4 * workers
-            && units.iter().any(|unit| unit.segments > 1);
+        let split =
+            workers > 1 && units.len() * config.n_head_kv < 4 * workers && units.iter().any(|unit| unit.segments > 1);
         let width = config.head_dim.next_multiple_of(16);
         let partials = split.then(|| (Shared::zeroed(partial), Shared::zeroed(partial * width)));
         let logits = Shared::zeroed(wanted.len() * config.n_vocab);
@@ -286,8 +285,7 @@ impl Pass {
                 }
                 let unit = self.unit(layer, rows, item / rows.segments, local);
                 let segment = item % rows.segments;
-                let (new_states, new_sums) =
-                    unit.attend_segment(segment, &local.queries, &mut local.work).parts();
+                let (new_states, new_sums) = unit.attend_segment(segment, &local.queries, &mut local.work).parts();
                 let span = span(rows, &unit, segment);
                 states.write(span.clone()).copy_from_slice(new_states);
                 sums.write(span.start * unit.width..span.end * unit.width).copy_from_slice(new_sums);

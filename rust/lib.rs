@@ -5,6 +5,22 @@
 pub mod error;
 
 pub mod blocks;
+pub mod mapping;
+pub mod metadata;
+pub mod reader;
+pub mod header;
+pub mod gguf;
 pub mod config;
+pub mod layout;
 
 pub mod kernels;
+pub mod threads;
+pub mod weights;
+pub mod matmul;
+pub mod cache;
+pub mod attention;
+pub mod forward;
+pub mod model;
+
+#[cfg(test)]
+mod fixture;

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::forward::{Buffers, Decoder, Pass, Row};
 use crate::gguf::GgufFile;
 use crate::kernels::Kernels;
+use crate::layout::check_tensors;
 use crate::threads;
 use crate::weights::Weights;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,6 +39,7 @@ impl CpuModel {
     /// [`Error::Gguf`] if the file does not hold a model that can be run.
     pub fn load(file: &GgufFile, kernels: Kernels, threads: usize) -> Result<Self> {
         let config = Config::from_gguf(file)?;
+        check_tensors(file, &config)?;
         let weights = Weights::load(file, &config, threads)?;
         let decoder = Arc::new(Decoder { config, kernels, weights });
         Ok(Self { decoder, threads, idle: Mutex::new(Vec::new()) })

@@ -23,6 +23,9 @@ const BARRIER_SPIN: usize = 4000;
 /// A program that every worker of a run executes.
 pub type Program = Arc<dyn Fn(&mut Worker<'_>) + Send + Sync>;
 
+/// What a caller is asked while its program runs: whether to stop.
+pub type Poll<'a> = dyn FnMut() -> bool + 'a;
+
 /// One of the threads that run a program.
 pub struct Worker<'a> {
     /// Number of this worker; 0 is the calling thread.
@@ -30,7 +33,7 @@ pub struct Worker<'a> {
     /// Number of workers.
     pub count: usize,
     barrier: &'a Barrier,
-    poll: Option<&'a mut dyn FnMut() -> bool>,
+    poll: Option<&'a mut Poll<'a>>,
 }
 
 impl Worker<'_> {
@@ -96,7 +99,7 @@ struct Team {
 
 impl Team {
     /// Runs the program as worker `index`; a panic breaks the barrier so that the others stop too.
-    fn work(&self, index: usize, poll: Option<&mut dyn FnMut() -> bool>) -> std::thread::Result<()> {
+    fn work<'a>(&'a self, index: usize, poll: Option<&'a mut Poll<'a>>) -> std::thread::Result<()> {
         let mut worker = Worker { index, count: self.barrier.count, barrier: &self.barrier, poll };
         let result = catch_unwind(AssertUnwindSafe(|| (self.program)(&mut worker)));
         if result.is_err() {
@@ -145,7 +148,7 @@ pub fn allowed_cpus() -> usize {
 ///
 /// # Panics
 /// If the program panicked on a worker.
-pub fn run(threads: usize, program: Program, poll: &mut dyn FnMut() -> bool) {
+pub fn run<'a>(threads: usize, program: Program, poll: &'a mut Poll<'a>) {
     let cores = Cores::of_this_process();
     let claimed = cores.claim(threads);
     let team = Arc::new(Team { program, barrier: Barrier::new(claimed.len()) });

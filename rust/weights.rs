@@ -7,8 +7,8 @@ use crate::blocks::{Block, GgmlType};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::{GgufFile, TensorInfo};
+use crate::kernels::layout::with_layout;
 use crate::kernels::layout::{pack_group, quant_bytes, scale_bytes, Layout, Tile, GROUP, GROUP_QUANTS, SUPER, TILE};
-use crate::kernels::layout::{with_layout, IQ4_VALUES};
 use crate::kernels::scalar::{group_weights, lane, unpack_group};
 use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
@@ -233,8 +233,7 @@ impl Weights {
     /// # Errors
     /// [`Error::Gguf`] if a tensor is missing, [`Error::Argument`] if there is no memory for the weights.
     pub fn load(file: &GgufFile, config: &Config, threads: usize) -> Result<Self> {
-        const MATRICES: [&str; 7] =
-            ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+        const MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
         let mut names = vec!["token_embd.weight".to_owned()];
         for layer in 0..config.n_layer {
             names.extend(MATRICES.iter().map(|name| format!("blk.{layer}.{name}.weight")));

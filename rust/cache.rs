@@ -55,12 +55,12 @@ impl Page {
 
     fn copy(&self) -> Self {
         let new = Self::new(self.shape);
-        new.data.write(0..new.data.len()).copy_from_slice(self.bits());
+        new.data.write(0..new.data.len()).copy_from_slice(self.values_of_all_heads());
         new
     }
 
-    /// All values, for saving.
-    pub fn bits(&self) -> &[f16] {
+    /// Keys and values of all layers and heads, for saving.
+    pub fn values_of_all_heads(&self) -> &[f16] {
         self.data.read(0..self.data.len())
     }
 
@@ -155,13 +155,16 @@ impl KvCache {
         self.pages.truncate(self.len.div_ceil(PAGE));
     }
 
-    /// A cache of `len` positions from the values of its pages.
-    pub fn from_pages(shape: CacheShape, len: usize, pages: impl Iterator<Item = Vec<f16>>) -> Self {
-        let pages = pages.map(|values| {
+    /// A cache of `len` positions from the values of its pages; `None` if their number does not fit.
+    pub fn from_values(shape: CacheShape, len: usize, values: &[f16]) -> Option<Self> {
+        if values.len() != len.div_ceil(PAGE) * shape.page_len() {
+            return None;
+        }
+        let pages = values.chunks_exact(shape.page_len()).map(|values| {
             let page = Page::new(shape);
-            page.data.write(0..page.data.len()).copy_from_slice(&values);
+            page.data.write(0..page.data.len()).copy_from_slice(values);
             Arc::new(page)
         });
-        Self { shape, len, pages: pages.collect() }
+        Some(Self { shape, len, pages: pages.collect() })
     }
 }

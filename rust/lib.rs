@@ -21,6 +21,11 @@ pub mod cache;
 pub mod attention;
 pub mod forward;
 pub mod model;
+pub mod session;
+pub mod saved;
 
 #[cfg(test)]
 mod fixture;
+
+#[cfg(feature = "python")]
+mod py;

@@ -36,11 +36,16 @@ impl CpuModel {
     /// Loads the weights of `file`; a forward will use `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if the file does not hold a model that can be run.
-    pub fn load(file: &GgufFile, kernels: Kernels, threads: usize) -> Result<Self> {
+    /// [`Error::Gguf`] if the file does not hold a model that can be run, [`Error::Interrupted`] if `poll` said so.
+    pub fn load(
+        file: &GgufFile,
+        kernels: Kernels,
+        threads: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Self> {
         let config = Config::from_gguf(file)?;
         check_tensors(file, &config)?;
-        let weights = Weights::load(file, &config, threads)?;
+        let weights = Weights::load(file, &config, threads, poll)?;
         let decoder = Arc::new(Decoder { config, kernels, weights });
         Ok(Self { decoder, threads, idle: Mutex::new(Vec::new()) })
     }

@@ -231,8 +231,9 @@ impl Weights {
     /// Reads and repacks the tensors of `file` on `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if a tensor is missing, [`Error::Argument`] if there is no memory for the weights.
-    pub fn load(file: &GgufFile, config: &Config, threads: usize) -> Result<Self> {
+    /// [`Error::Gguf`] if a tensor is missing, [`Error::Io`] if there is no memory for the weights,
+    /// [`Error::Interrupted`] if `poll`, asked between tensors, said so.
+    pub fn load(file: &GgufFile, config: &Config, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         const MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
         let mut names = vec!["token_embd.weight".to_owned()];
         for layer in 0..config.n_layer {
@@ -260,6 +261,10 @@ impl Weights {
         #[cfg(target_os = "linux")]
         let _ = arena.advise(memmap2::Advice::HugePage);
         for plan in &plans {
+            if poll() {
+                return Err(Error::Interrupted);
+            }
+            file.check_unchanged()?;
             let (head, tail) = arena.split_at_mut(plan.scales.start);
             let (quants, scales) = (&mut head[plan.quants.clone()], &mut tail[..plan.scales.len()]);
             pack(file, plan.info, quants, scales, threads);

@@ -20,5 +20,9 @@ pub mod config;
 
 pub mod layout;
 
+pub mod tokenizer;
+
+pub mod text_stream;
+
 #[cfg(test)]
 mod fixture;

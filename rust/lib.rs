@@ -24,6 +24,9 @@ pub mod model;
 pub mod session;
 pub mod saved;
 
+pub mod tokenizer;
+pub mod text_stream;
+
 #[cfg(test)]
 mod fixture;
 

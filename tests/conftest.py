@@ -49,7 +49,7 @@ def smollm2() -> Path:
     import specrs
 
     try:
-        return specrs.pull("smollm2-135m")
+        return Path(specrs.pull("smollm2-135m"))
     except OSError as error:
         if os.environ.get("SPECRS_REQUIRE_MODEL") == "1":
             raise

@@ -137,28 +137,29 @@ def test_import_is_light() -> None:
 
 
 def test_import_is_quick() -> None:
-    """`import specrs` costs under 150 ms, numpy included (median of 7; the start-up apart)."""
-    timed = "import time; start = time.perf_counter(); import specrs; print(time.perf_counter() - start)"
+    """`import specrs` takes under 150 ms, numpy included (median of 7; the interpreter apart)."""
+    timed = "from time import perf_counter as t; a = t(); import specrs; print(t() - a)"
     run_python(timed)  # byte code and file cache
     assert statistics.median(float(run_python(timed)) for _ in range(7)) < 0.150
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_import_starts_no_threads() -> None:
-    count = "import specrs, os; print(len(os.listdir('/proc/self/task')))"
-    numpy_alone = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
-    if not Path("/proc/self/task").exists():
-        pytest.skip("threads are counted in /proc")
-    assert run_python(count) == run_python(numpy_alone)
+    count = "import {}, os; print(len(os.listdir('/proc/self/task')))"
+    assert int(run_python(count.format("specrs"))) <= int(run_python(count.format("numpy")))
 
 
 def test_help_is_quick() -> None:
-    def seconds() -> float:
+    """`specrs --help` answers within a second, start of the interpreter included."""
+    times = []
+    for _ in range(5):
         start = time.perf_counter()
-        run_python("import sys; sys.argv = ['specrs', '--version']; import specrs.cli")
-        return time.perf_counter() - start
-
-    seconds()
-    assert statistics.median(seconds() for _ in range(5)) < 1.0
+        shown = run_python(
+            "import sys; sys.argv = ['specrs', '--help']\nfrom specrs.cli import main; main()"
+        )
+        times.append(time.perf_counter() - start)
+        assert "generate" in shown
+    assert statistics.median(times) < 1.0
 
 
 @pytest.mark.parametrize(

@@ -54,3 +54,10 @@ def smollm2() -> Path:
         if os.environ.get("SPECRS_REQUIRE_MODEL") == "1":
             raise
         pytest.skip(f"smollm2-135m could not be fetched: {error}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many logits were compared bit by bit."""
+    import bits
+
+    terminalreporter.write_line(f"{bits.compared:,} logits compared bit by bit, all equal")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blocks import K_QUANTS, random_tensor, tensor_type
-from vocabulary import CHAT_TEMPLATE, Vocabulary, bpe, spm
+from vocabulary import CHAT_TEMPLATE, Vocabulary, bpe, spm, vocabulary_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,9 @@ class ModelSpec:
     rope_base: float = 10000.0
     rope_linear: float | None = None
     rope_freqs: tuple[float, ...] | None = None
-    tied: bool = False
-    tokenizer: str = "bpe"
+    tied: bool = False  # no output.weight: the embedding serves
+    copied: bool = False  # output.weight is a copy of the embedding
+    tokenizer: str | Path = "bpe"  # "bpe", "spm" or a GGUF file whose vocabulary is taken
     chat_template: str | None = CHAT_TEMPLATE
     architecture: str = "llama"
     metadata: Mapping[str, Any] = field(default_factory=dict)  # more keys, written last
@@ -67,7 +68,10 @@ class ModelSpec:
 
     def vocabulary(self) -> Vocabulary:
         """Build the tokenizer section, padded to the rows of the embedding."""
-        vocabulary = {"bpe": bpe, "spm": spm}[self.tokenizer]()
+        if isinstance(self.tokenizer, Path):
+            vocabulary = vocabulary_of(self.tokenizer)
+        else:
+            vocabulary = {"bpe": bpe, "spm": spm}[self.tokenizer]()
         vocabulary.pad(self.n_vocab or len(vocabulary.tokens))
         return vocabulary
 
@@ -161,7 +165,9 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
         matrix(block + "ffn_up.weight", ff, width, 1.5)
         matrix(block + "ffn_down.weight", width, ff, 2.0)
     vector("output_norm.weight", width, 1.0)
-    if not spec.tied:
+    if spec.copied:
+        tensors["output.weight"] = tensors["token_embd.weight"]
+    elif not spec.tied:
         matrix("output.weight", n_vocab, width, 3.0)
     if spec.rope_freqs is not None:
         tensors["rope_freqs.weight"] = (np.array(spec.rope_freqs, np.float32), "F32")

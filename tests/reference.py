@@ -14,14 +14,25 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, dequantize
 
+from blocks import FLOAT_TYPES
+
 Array: TypeAlias = npt.NDArray[np.float32]
 
 
 class Reference:
-    """An exact model of the file at `path` (the only part, if it is split)."""
+    """An exact model of the file at `path` (the only part, if it is split).
 
-    def __init__(self, path: Path) -> None:
+    With `rounded`, numbers are rounded where the engine rounds them by design: the inputs of
+    quantised matrices to int8 per 32 columns, cached keys and values to float16. The distance of
+    the rounded from the exact oracle is the error the engine may make; see `test_logits.py`.
+    """
+
+    def __init__(self, path: Path, *, rounded: bool = False) -> None:
         reader = GGUFReader(path)
+        self.rounded = rounded
+        self.quantised = {
+            tensor.name for tensor in reader.tensors if tensor.tensor_type.name not in FLOAT_TYPES
+        }
         self.metadata = {key: field.contents() for key, field in reader.fields.items()}
         self.weights: dict[str, Array] = {
             tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
@@ -43,15 +54,11 @@ class Reference:
         x = embedding[list(tokens)]
         rotation = self._rotation(len(tokens))
         for layer in range(self.n_layer):
-            weights = {
-                name.removeprefix(f"blk.{layer}."): tensor
-                for name, tensor in self.weights.items()
-                if name.startswith(f"blk.{layer}.")
-            }
-            x = x + self._attention(self._norm(x, weights["attn_norm.weight"]), weights, rotation)
-            x = x + _feed_forward(self._norm(x, weights["ffn_norm.weight"]), weights)
-        x = self._norm(x, self.weights["output_norm.weight"])
-        return x @ self.weights.get("output.weight", embedding).T
+            block = f"blk.{layer}."
+            x = x + self._attention(self._norm(x, block + "attn_norm"), block, rotation)
+            x = x + self._feed_forward(self._norm(x, block + "ffn_norm"), block)
+        x = self._norm(x, "output_norm")
+        return self._matmul(x, "output" if "output.weight" in self.weights else "token_embd")
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """Continue `tokens` by `count` greedy ids."""
@@ -60,9 +67,16 @@ class Reference:
             ids.append(int(self.logits(ids)[-1].argmax()))
         return ids[len(tokens) :]
 
-    def _norm(self, x: Array, gain: Array) -> Array:
+    def _matmul(self, x: Array, name: str) -> Array:
+        name += ".weight"
+        if self.rounded and name in self.quantised:
+            x = _to_int8(x)
+        return x @ self.weights[name].T
+
+    def _norm(self, x: Array, name: str) -> Array:
         mean_square = np.square(x, dtype=np.float64).mean(-1, keepdims=True)
-        return (x / np.sqrt(mean_square + self.rms_eps)).astype(np.float32) * gain
+        normed = (x / np.sqrt(mean_square + self.rms_eps)).astype(np.float32)
+        return normed * self.weights[name + ".weight"]
 
     def _rotation(self, length: int) -> npt.NDArray[np.complex64]:
         """The turn of each pair at each position: unit complex [length, 1, head_dim / 2]."""
@@ -75,22 +89,26 @@ class Reference:
         angle = np.outer(np.arange(length), frequency)
         return np.exp(1j * angle).astype(np.complex64)[:, None, :]
 
-    def _attention(
-        self, x: Array, weights: dict[str, Array], rotation: npt.NDArray[np.complex64]
-    ) -> Array:
+    def _attention(self, x: Array, block: str, rotation: npt.NDArray[np.complex64]) -> Array:
         def heads(name: str, count: int) -> Array:
-            return (x @ weights[name].T).reshape(len(x), count, self.head_dim)
+            return self._matmul(x, block + name).reshape(len(x), count, self.head_dim)
 
-        q = _rotate(heads("attn_q.weight", self.n_head), rotation)
-        k = _rotate(heads("attn_k.weight", self.n_head_kv), rotation)
-        v = heads("attn_v.weight", self.n_head_kv)
+        q = _rotate(heads("attn_q", self.n_head), rotation)
+        k = _rotate(heads("attn_k", self.n_head_kv), rotation)
+        v = heads("attn_v", self.n_head_kv)
+        if self.rounded:
+            k, v = (cached.astype(np.float16).astype(np.float32) for cached in (k, v))
         queries_per_kv = self.n_head // self.n_head_kv
         k, v = k.repeat(queries_per_kv, axis=1), v.repeat(queries_per_kv, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.float32(np.sqrt(self.head_dim))
+        scores = np.einsum("qhd,khd->hqk", q, k, optimize=True) / np.float32(self.head_dim**0.5)
         future = np.triu(np.ones((len(x), len(x)), bool), 1)
         probabilities = _softmax(np.where(future, np.float32(-np.inf), scores))
-        mixed = np.einsum("hqk,khd->qhd", probabilities, v)
-        return mixed.reshape(len(x), -1) @ weights["attn_output.weight"].T
+        mixed = np.einsum("hqk,khd->qhd", probabilities, v, optimize=True)
+        return self._matmul(mixed.reshape(len(x), -1), block + "attn_output")
+
+    def _feed_forward(self, x: Array, block: str) -> Array:
+        gate, up = self._matmul(x, block + "ffn_gate"), self._matmul(x, block + "ffn_up")
+        return self._matmul(gate / (1 + np.exp(-gate)) * up, block + "ffn_down")
 
 
 def _rotate(heads: Array, rotation: npt.NDArray[np.complex64]) -> Array:
@@ -104,9 +122,12 @@ def _softmax(scores: Array) -> Array:
     return powers / powers.sum(-1, keepdims=True)
 
 
-def _feed_forward(x: Array, weights: dict[str, Array]) -> Array:
-    gate, up = x @ weights["ffn_gate.weight"].T, x @ weights["ffn_up.weight"].T
-    return (gate / (1 + np.exp(-gate)) * up) @ weights["ffn_down.weight"].T
+def _to_int8(x: Array) -> Array:
+    """Round to the nearest of 255 steps that span the largest magnitude of each 32 columns."""
+    blocks = x.reshape(len(x), -1, 32)
+    step = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    step[step == 0] = 1
+    return (np.rint(blocks / step) * step).reshape(x.shape)
 
 
 def kl(exact: Array, logits: Array) -> npt.NDArray[np.float64]:

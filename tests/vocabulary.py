@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import gguf
 
@@ -61,6 +63,7 @@ class Vocabulary:
         writer.add_add_bos_token(self.add_bos)
         if self.pre is not None:
             writer.add_tokenizer_pre(self.pre)
+        if self.merges:
             writer.add_token_merges(self.merges)
         if self.scores is not None:
             writer.add_token_scores(self.scores)
@@ -117,4 +120,25 @@ def spm() -> Vocabulary:
         bos=1,
         eos=2,
         add_bos=True,
+    )
+
+
+def vocabulary_of(path: Path) -> Vocabulary:
+    """Read the tokenizer section of the GGUF file at `path`."""
+    fields = gguf.GGUFReader(path).fields
+
+    def get(key: str, default: Any = None) -> Any:
+        name = f"tokenizer.ggml.{key}"
+        return fields[name].contents() if name in fields else default
+
+    return Vocabulary(
+        model=get("model"),
+        pre=get("pre"),
+        tokens=get("tokens"),
+        types=get("token_type"),
+        scores=get("scores"),
+        merges=get("merges", []),
+        bos=get("bos_token_id"),
+        eos=get("eos_token_id"),
+        add_bos=get("add_bos_token", get("model") == "llama"),
     )

@@ -107,10 +107,13 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         Model(first)
 
 
-def test_a_part_that_is_not_the_first_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path / "split.gguf", split=7)
-    with pytest.raises(GgufError, match="00001"):
-        Model(sorted(tmp_path.iterdir())[1])
+def test_any_part_opens_the_whole_but_its_name_counts(tmp_path: Path) -> None:
+    first = write_model(tmp_path / "split.gguf", split=7)
+    later = sorted(tmp_path.iterdir())[1]
+    same(later, first)
+    renamed = later.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(GgufError, match="part"):
+        Model(renamed)
 
 
 def test_a_part_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -39,26 +39,21 @@ def measure(peers: list[Peer], rounds: int) -> dict[str, Figures]:
     for _ in range(rounds):
         for peer in peers:
             note(peer, "decode tok/s", 1 / peer.ask("decode", count=DECODED))
-        for rows in ROWS:
-            for peer in peers:
-                note(peer, f"{rows} rows s", peer.ask("rows", rows=rows, repeats=7))
+        for peer in peers:
+            seconds = [peer.ask("rows", rows=rows, repeats=7) for rows in ROWS]
+            for rows, taken in zip(ROWS, seconds, strict=True):
+                note(peer, f"c({rows})", taken / seconds[0])
+            note(peer, "one row ms", 1000 * seconds[0])
         for peer in peers:
             note(peer, f"prompt {PROMPT} tok/s", PROMPT / peer.ask("prompt", length=PROMPT))
         for peer in peers:
             note(peer, "import ms", 1000 * import_seconds(peer.engine, peer.python))
     for peer in peers:
         note(peer, "resident MB", peer.ask("resident") / 1e6)
-    return {engine: medians(figures) for engine, figures in samples.items()}
-
-
-def medians(samples: dict[str, list[float]]) -> Figures:
-    """Reduce samples to medians, and the times of M rows to their cost c(M)."""
-    figures = {name: statistics.median(values) for name, values in samples.items()}
-    one = figures["1 rows s"]
-    for rows in ROWS:
-        figures[f"c({rows})"] = figures.pop(f"{rows} rows s") / one
-    figures["one row ms"] = 1000 * one
-    return figures
+    return {
+        engine: {name: statistics.median(values) for name, values in figures.items()}
+        for engine, figures in samples.items()
+    }
 
 
 # Rows of the table; the second field says whether more is better.

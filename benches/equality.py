@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from derive import drop_layers
 
 import specrs
+from derive import drop_layers
 
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
 PROMPT_TOKENS, NEW_TOKENS = 1000, 96
@@ -64,7 +64,7 @@ def main() -> None:
     plain_seconds = 0.0
     with tempfile.TemporaryDirectory() as folder:
         draft = specrs.Llama(drop_layers(path, Path(folder) / "draft.gguf", DROPPED_LAYERS))
-        drafters = {
+        drafters: dict[str, specrs.Drafter] = {
             "PromptLookup": specrs.PromptLookup(),
             "random ids": RandomDrafter(llm.n_vocab),
             f"DraftModel, without layers {DROPPED_LAYERS}": specrs.DraftModel(draft),

@@ -27,9 +27,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    from reference import Reference, kl
-
     import specrs
+    from reference import Reference, kl
 
     path = specrs.pull(arguments.model)
     tokens = [int(word) for word in arguments.tokens.read_text().split()]

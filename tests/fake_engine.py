@@ -55,8 +55,8 @@ def toy_llama(monkeypatch: pytest.MonkeyPatch, path: Path, **settings: Any) -> L
     """Write a toy model to `path` and load it as a `Llama`."""
     import specrs.llama
 
-    monkeypatch.setattr(specrs.llama._specrs, "Model", Model)
-    monkeypatch.setattr(specrs.llama, "Session", Session)
+    monkeypatch.setattr("specrs._specrs.Model", Model)
+    monkeypatch.setattr("specrs.llama.Session", Session)
     return specrs.llama.Llama(write_toy(path, **settings))
 
 
@@ -131,6 +131,7 @@ class Model:
     def row(self, history: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits [n_vocab] after `history`."""
         key = [self.seed, *(token + 1 for token in history[-self.order :])]
+        logits: npt.NDArray[np.float32]
         logits = np.random.default_rng(key).random(self.n_vocab, dtype=np.float32)
         if len(history) in self.script:
             logits[self.script[len(history)]] = 2

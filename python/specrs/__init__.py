@@ -15,6 +15,7 @@ from .drafters import PromptLookup as PromptLookup
 from .length import FixedLength as FixedLength
 from .llama import Completion as Completion
 from .llama import Llama as Llama
+from .llama import Stream as Stream
 from .models import pull as pull
 from .sampling import Sampling as Sampling
 from .stats import Stats as Stats

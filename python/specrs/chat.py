@@ -40,7 +40,7 @@ class ChatFormat:
         template = tokenizer.chat_template
         if template is None:
             raise ValueError(
-                "the model file has no chat template (tokenizer.chat_template), so it may be no chat "
+                "the model file has no chat template (tokenizer.chat_template): it may be no chat "
                 "model; write the prompt yourself and call generate() with it, or with "
                 "tokenize(prompt, parse_special=True) if it contains control tokens"
             )
@@ -171,9 +171,7 @@ def _compiled(template: str) -> jinja2.Template:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class Environment(ImmutableSandboxedEnvironment):
-        """jinja2's sandbox, which keeps templates off files and attributes; bounds their work
-        too.
-        """
+        """A sandbox: jinja2 keeps templates off files and attributes, this bounds their work."""
 
         intercepted_binops = frozenset({"*", "**"})
 

@@ -71,9 +71,7 @@ class DraftModel:
         self._fits: LanguageModel | None = None
 
     def check_target(self, target: LanguageModel) -> None:
-        """Raise ValueError unless the target has the same tokens; padding rows may differ in
-        number.
-        """
+        """Raise ValueError unless the target has the same tokens; padding may differ."""
         if target is self._fits:
             return
         draft = self.draft_llm
@@ -91,8 +89,8 @@ class DraftModel:
             ours_id, theirs_id = getattr(draft.tokenizer, name), getattr(target.tokenizer, name)
             if ours_id != theirs_id:
                 raise ValueError(
-                    f"DraftModel: the {name} token is {ours_id} in the draft and {theirs_id} in the "
-                    f"target; use a draft model of the target's family"
+                    f"DraftModel: the {name} token is {ours_id} in the draft and {theirs_id} in "
+                    f"the target; use a draft model of the target's family"
                 )
         self._fits = target
 
@@ -119,9 +117,7 @@ class DraftModel:
         return draft
 
     def _evaluate(self, tokens: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        """Bring the session to `tokens`; logits [n_vocab] after them, None if it cannot read
-        them.
-        """
+        """Bring the session to `tokens`; logits [n_vocab] after them, None if unreadable."""
         session, ids = self._session, self._follower.ids
         if len(session) != len(ids):  # an interrupt fell between the two
             session.reset()

@@ -9,9 +9,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class LengthPolicy(Protocol):
-    """Decides before each step how many tokens to ask of the drafter, and learns from the
-    outcome.
-    """
+    """Decides before each step how many tokens to draft, and learns from the outcome."""
 
     def next(self) -> int:
         """Return the most tokens to draft now; 0 is a plain step. The room left may lower it."""
@@ -33,9 +31,7 @@ class Outcome(Protocol):
 
     @property
     def evaluated(self) -> int:
-        """Rows of the forward: `drafted` plus the tokens that were not cached, the prompt at
-        first.
-        """
+        """Rows of the forward: those drafted and those not cached yet, at first the prompt."""
 
     @property
     def draft_seconds(self) -> float:

@@ -119,8 +119,7 @@ class Stream(Iterator[Chunk]):
 
 
 class Llama:
-    """A model from a GGUF file. One object serves any number of threads; each generation has its
-    session.
+    """A model from a GGUF file; one object serves any number of threads.
 
     Args:
         path: The file; of a split one, any part.
@@ -185,9 +184,7 @@ class Llama:
         return self._model.session()
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """Read a session written by `Session.save`; ValueError if it is damaged or of another
-        model.
-        """
+        """Read what `Session.save` wrote; ValueError if damaged or of another model."""
         return self._model.load_session(path)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:

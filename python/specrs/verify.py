@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def verify(picks: Iterable[int], draft: Sequence[int]) -> list[int]:
-    """Return the ids a step makes: the target's picks, as far as the draft foresaw them, and one
-    more.
+    """Return the ids a step makes: the picks that the draft foresaw, and one more.
 
     Only picks of the target are ever returned; the draft decides how many of them one forward
     yields. Pick i was made on a history that holds draft[:i], so it counts only while all of those

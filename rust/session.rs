@@ -8,7 +8,6 @@ use crate::kernels::Kernels;
 use crate::model::{CpuModel, Input};
 use crate::threads;
 use half::f16;
-use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 

@@ -1,0 +1,5 @@
+"""`python -m specrs` is the command `specrs`."""
+
+from .cli import main
+
+main()

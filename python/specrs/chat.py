@@ -1,0 +1,209 @@
+"""Chat templates: from messages to the ids a model expects, by the template in its file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ._specrs import Tokenizer
+
+if TYPE_CHECKING:
+    import jinja2
+
+Message = Mapping[str, Any]
+
+# Ceilings for one rendering: far above any real conversation, far below what would hang or fill
+# memory.
+MAX_ITERATIONS = 1_000_000
+MAX_REPEATED = 10_000_000
+MAX_EXPONENT = 64
+
+# A noncharacter, which no text for interchange contains: marks where a control token's spelling is
+# broken.
+_BREAK = "\ufdd0"
+
+
+class TemplateError(ValueError):
+    """The chat template is faulty, or it refuses the messages; carries the template's own words."""
+
+
+class ChatFormat:
+    """The chat template of a tokenizer, ready for use.
+
+    What stands in a message stays text: if it spells a control token such as ``<|im_end|>``, it
+    reaches the model as those characters and never as the token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        template = tokenizer.chat_template
+        if template is None:
+            raise ValueError(
+                "the model file has no chat template (tokenizer.chat_template): it may be no chat "
+                "model; write the prompt yourself and call generate() with it, or with "
+                "tokenize(prompt, parse_special=True) if it contains control tokens"
+            )
+        self._tokenizer = tokenizer
+        self._template = template
+        self._control_tokens: re.Pattern[str] | None = None
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a conversation, up to where the assistant's reply begins.
+
+        A beginning-of-sequence token is there once if template or file want one, else not at all.
+        Raises TypeError or ValueError for malformed messages and TemplateError for the template's
+        refusals.
+        """
+        check_messages(messages)
+        tokenizer = self._tokenizer
+        text = render(
+            self._template,
+            [self._as_plain_text(message) for message in messages],
+            bos_token="" if tokenizer.bos is None else tokenizer.token(tokenizer.bos),
+            eos_token="" if tokenizer.eos is None else tokenizer.token(tokenizer.eos),
+        )
+        ids: list[int] = []
+        for part in text.split(_BREAK):
+            ids += tokenizer.encode(part, add_bos=False, parse_special=True)
+        if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
+            ids.insert(0, tokenizer.bos)
+        return ids
+
+    def _as_plain_text(self, value: Any) -> Any:
+        """Copy a part of a message with every control token's spelling broken up."""
+        if isinstance(value, str):
+            pattern = self._control_pattern()
+            text = value.replace(_BREAK, "")
+            # Again, because a break may uncover a shorter one: the `<b>` in `<a<b>`.
+            while pattern.search(text):
+                text = pattern.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
+            return text
+        if isinstance(value, Mapping):
+            return {self._as_plain_text(k): self._as_plain_text(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._as_plain_text(item) for item in value]
+        return value
+
+    def _control_pattern(self) -> re.Pattern[str]:
+        if self._control_tokens is None:
+            tokenizer = self._tokenizer
+            control = [i for i in range(tokenizer.n_vocab) if tokenizer.is_control(i)]
+            # A spelling of one character cannot be broken.
+            spellings = [text for text in map(tokenizer.token, control) if len(text) > 1]
+            longest_first = sorted(spellings, key=len, reverse=True)
+            nothing = r"(?!)"
+            self._control_tokens = re.compile("|".join(map(re.escape, longest_first)) or nothing)
+        return self._control_tokens
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise TypeError or ValueError unless `messages` is a list of dicts that each have a role."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise TypeError(f"messages must be a list of dicts, not {type(messages).__name__}")
+    if not messages:
+        raise ValueError('messages is empty; give at least {"role": "user", "content": "..."}')
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TypeError(f"messages[{i}] must be a dict, not {type(message).__name__}")
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f'messages[{i}] has no "role" such as "user", "assistant" or "system"')
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    bos_token: str,
+    eos_token: str,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Render a Hugging Face chat template in a sandbox.
+
+    Raises TemplateError when the template is faulty, too laborious, or raises by itself.
+    """
+    try:
+        return _compiled(template).render(
+            messages=messages,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            documents=None,
+            _meter=_Meter(),
+        )
+    except TemplateError:
+        raise
+    except Exception as error:  # a template can make any operation of Python fail
+        raise TemplateError(f"the chat template failed: {error}") from error
+
+
+class _Meter:
+    """Counts the loop iterations of one rendering."""
+
+    def __init__(self) -> None:
+        self.iterations = 0
+
+    def count(self, items: Any) -> Any:
+        for item in items:
+            self.iterations += 1
+            if self.iterations > MAX_ITERATIONS:
+                raise TemplateError(f"the chat template loops more than {MAX_ITERATIONS} times")
+            yield item
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    import json
+    from datetime import datetime
+
+    import jinja2
+    from jinja2 import ext, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(ext.Extension):
+        """``{% generation %}`` … ``{% endgeneration %}``: marks training text, renders its body."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    class Environment(ImmutableSandboxedEnvironment):
+        """A sandbox: jinja2 keeps templates off files and attributes, this bounds their work."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+            tree = super()._parse(source, name, filename)
+            for loop in tree.find_all(nodes.For):
+                loop.iter = nodes.Filter(loop.iter, "metered", [], [], None, None)
+            return tree
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sized, times = (left, right) if hasattr(left, "__len__") else (right, left)
+            too_long = hasattr(sized, "__len__") and len(sized) * times > MAX_REPEATED
+            if too_long or (operator == "**" and abs(right) > MAX_EXPONENT):
+                raise TemplateError(f"the chat template makes something huge with {operator}")
+            return super().call_binop(context, operator, left, right)
+
+    @jinja2.pass_context
+    def metered(context: Any, items: Any) -> Any:
+        return context.parent["_meter"].count(items)
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(value: Any, **options: Any) -> str:
+        # jinja2's own escapes for HTML, which chat templates do not expect.
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, Generation]
+    )
+    environment.filters["tojson"] = tojson
+    environment.filters["metered"] = metered
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)

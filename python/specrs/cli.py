@@ -1,0 +1,276 @@
+"""The command `specrs`: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import specrs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    help="Run quantised Llama models on this CPU, with lossless speculative decoding.",
+    add_completion=False,
+    # rich would take longer to load than all the rest of --help.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class DrafterName(str, Enum):
+    """Drafters that need no model."""
+
+    prompt_lookup = "prompt-lookup"
+
+
+# Options that reach the library under their own names; None leaves the choice to it.
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name or path of a model.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+NCtx = Annotated[int | None, typer.Option(help="Positions of the context.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
+Device = Annotated[str | None, typer.Option(help="cpu, candle-cpu, metal or cuda.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Run quantised Llama models on this CPU, with lossless speculative decoding."""
+    if version:
+        print(specrs.__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="Known name, hf:owner/repo/file.gguf, path.")],
+) -> None:
+    """Download a model, unless it is there already, and print its path."""
+    print(specrs.pull(name))
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    n_ctx: NCtx = None,
+    threads: Threads = None,
+) -> None:
+    """Show what is in a model file and what it needs in memory."""
+    from ._specrs import GgufFile
+
+    header = GgufFile(file)
+    print(f"{file}: GGUF v{header.version}, {_bytes(header.size)}")
+    print("\nMetadata")
+    for key, value in header.metadata.items():
+        print(f"  {key} = {_shortened(value)}")
+    counts: dict[str, list[int]] = defaultdict(list)
+    for _, kind, _, size in header.tensors:
+        counts[kind].append(size)
+    print("\nTensors")
+    for kind, sizes in sorted(counts.items(), key=lambda item: -sum(item[1])):
+        print(f"  {kind:<7}{len(sizes):>6}  {_bytes(sum(sizes)):>10}")
+    llm = specrs.Llama(file, **_given(n_ctx=n_ctx, threads=threads))
+    cache = llm.cache_bytes_per_token * llm.n_ctx
+    print("\nMemory")
+    print(f"  weights           {_bytes(llm.weight_bytes):>10}")
+    print(f"  KV cache, at most {_bytes(cache):>10}  ({llm.n_ctx:,} positions)")
+    print(f"\nKernels: {llm.kernels}, {llm.threads} threads")
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Default: stdin.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the file's chat template.")] = False,
+    max_tokens: MaxTokens = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the result.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    min_p: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    repetition_penalty: Annotated[float | None, typer.Option()] = None,
+    frequency_penalty: Annotated[float | None, typer.Option()] = None,
+    presence_penalty: Annotated[float | None, typer.Option()] = None,
+    drafter: Annotated[DrafterName | None, typer.Option(help="Guess ahead, no model.")] = None,
+    max_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
+    min_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Guess ahead with this model.")] = None,
+    p_min: Annotated[float | None, typer.Option(help="Of the draft model.")] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Of either drafter.")] = None,
+    draft_length: Annotated[int | None, typer.Option(help="Always ask for so many.")] = None,
+    n_ctx: NCtx = None,
+    threads: Threads = None,
+    device: Device = None,
+) -> None:
+    """Generate text after a prompt."""
+    sampling = specrs.Sampling(
+        **_given(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+        )
+    )
+    loading = _given(n_ctx=n_ctx, threads=threads, device=device)
+    lookup = _given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
+    small = _given(p_min=p_min)
+    either = _given(num_draft_tokens=num_draft_tokens)
+    if drafter and draft_model:
+        raise ValueError("--drafter and --draft-model exclude each other")
+    if lookup and not drafter:
+        raise ValueError("--max-ngram-size and --min-ngram-size need --drafter prompt-lookup")
+    if small and not draft_model:
+        raise ValueError("--p-min needs --draft-model")
+    if either and not (drafter or draft_model):
+        raise ValueError("--num-draft-tokens needs --drafter or --draft-model")
+    chosen: specrs.Drafter | None = None
+    if drafter:
+        chosen = specrs.PromptLookup(**lookup, **either)
+    elif draft_model:
+        draft_llm = specrs.Llama(specrs.pull(draft_model), **loading)
+        chosen = specrs.DraftModel(draft_llm, **small, **either)
+
+    llm = specrs.Llama(specrs.pull(model), **loading)
+    text = sys.stdin.read() if prompt is None else prompt
+    options = _given(
+        max_tokens=max_tokens,
+        stop=stop,
+        drafter=chosen,
+        draft_length=None if draft_length is None else specrs.FixedLength(draft_length),
+    )
+    options |= {"sampling": sampling, "ignore_eos": ignore_eos}
+    if chat:
+        stream = llm.stream_chat([{"role": "user", "content": text}], **options)
+    else:
+        stream = llm.stream(text, **options)
+    for chunk in stream:
+        print(chunk.text, end="", flush=True)
+    print()
+    print(_summary(stream.stats), file=sys.stderr)
+
+
+# Most of the reply stands in the prompt already: the kind of task prompt lookup is for.
+DEMO_PROMPT = """\
+Correct the spelling mistakes in this text and change nothing else:
+
+The old lighthouse stood on a rocky cliff above the see. Every evening the keeper climed the one \
+hundred and twelve steps to light the great lamp. He had done so for thirty years, in summer and in
+\\ winter, and he had never once been late. The sailors who past the cliff at night knew his light
+and \\ trusted it."""
+
+
+@app.command()
+def demo(
+    max_tokens: MaxTokens = None,
+    threads: Threads = None,
+) -> None:
+    """Decode one prompt plainly and speculatively; exit with 1 unless both results are the same."""
+    from rich.console import Console
+
+    note = Console(stderr=True)
+    llm = specrs.Llama(specrs.pull("smollm2-135m"), **_given(threads=threads))
+    note.print(f"SmolLM2-135M-Instruct, {llm.kernels}, {llm.threads} threads")
+    messages = [{"role": "user", "content": DEMO_PROMPT}]
+    options = _given(max_tokens=max_tokens)
+    llm.chat(messages, max_tokens=8)  # the first run after loading is slower
+
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(f"[bold]prompt[/]\n{DEMO_PROMPT}\n")
+    out.print("[bold]plain decoding[/]")
+    plain = _show(out, llm.stream_chat(messages, **options))
+    out.print("[bold]with PromptLookup[/], accepted draft tokens in [green]green[/]")
+    drafted = _show(out, llm.stream_chat(messages, drafter=specrs.PromptLookup(), **options))
+
+    same = plain[0] == drafted[0]
+    before, after = plain[1].tokens_per_second, drafted[1].tokens_per_second
+    out.print(f"plain:       {_summary(plain[1])}")
+    out.print(f"speculative: {_summary(drafted[1])}")
+    out.print(f"speed-up: {after / before if before else 1:.2f}x")
+    out.print(f"identical: {'yes' if same else 'NO'} ({len(plain[0])} tokens)")
+    if not same:
+        raise typer.Exit(1)
+
+
+def _show(out: Console, stream: specrs.Stream) -> tuple[list[int], specrs.Stats]:
+    """Print a stream as it comes; return its ids and stats."""
+    from rich.text import Text
+
+    tokens: list[int] = []
+    for chunk in stream:
+        tokens += chunk.tokens
+        out.print(Text(chunk.text, "green" if chunk.from_draft else ""), end="")
+    out.print("\n")
+    return tokens, stream.stats
+
+
+def _summary(stats: specrs.Stats) -> str:
+    """Put the figures of a generation in one line."""
+    parts = [
+        f"{stats.tokens_generated} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"{stats.tokens_per_call:.2f} per forward",
+    ]
+    if stats.num_drafts:
+        kept, of = stats.num_accepted_tokens, stats.num_draft_tokens
+        parts.append(f"{kept} of {of} drafted accepted ({stats.acceptance_rate:.0%})")
+    prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
+    return ", ".join([*parts, prompt])
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Keep the options the user gave; the library knows the defaults of the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _bytes(n: int) -> str:
+    return f"{n / 1e6:,.1f} MB" if n >= 100_000 else f"{n:,} B"
+
+
+def _shortened(value: Any, limit: int = 70) -> str:
+    """Show a metadata value in one line: long lists by their beginning and length."""
+    if isinstance(value, (list, tuple)) and len(value) > 4:
+        start = ", ".join(_shortened(item, 20) for item in value[:4])
+        return f"[{start}, …] ({len(value):,})"
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def main() -> None:
+    """Run the command line: a user's mistake is one line on stderr and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:  # the reader had enough
+        sys.stderr.close()
+        code = 1
+    except (NotImplementedError, OSError, ValueError) as error:
+        code = _mistake(str(error))
+    except Exception as error:
+        # Every usage error of the parser can word itself; anything else is a fault of ours.
+        wording = getattr(error, "format_message", None)
+        if wording is None:
+            raise
+        code = _mistake(wording())
+    sys.exit(code)
+
+
+def _mistake(message: str) -> int:
+    print(f"specrs: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,166 @@
+"""A small model that drafts for a large one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from operator import index
+from typing import TYPE_CHECKING, Protocol
+
+from .drafters import Follower
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ._specrs import Session, Tokenizer
+
+
+class LanguageModel(Protocol):
+    """The part of `Llama` that drafting needs."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions of a session."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Rows of logits, padding included."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary."""
+
+    def session(self) -> Session:
+        """Return a new, empty session."""
+
+
+class DraftModel:
+    """Propose what a smaller model of the same vocabulary would write.
+
+    It keeps a session of its own, which follows the history by the longest common prefix: what the
+    target rejected is simply cut off there. A history that the draft's own context cannot hold gets
+    no proposals.
+
+    Args:
+        draft_llm: The loaded draft model, a `Llama`.
+        num_draft_tokens: Most tokens proposed at once.
+        p_min: Stop before a token to which the draft itself gives a lower probability; 0 never
+            stops.
+    """
+
+    def __init__(
+        self, draft_llm: LanguageModel, num_draft_tokens: int = 4, p_min: float = 0.0
+    ) -> None:
+        if not hasattr(draft_llm, "session"):
+            raise TypeError(f"DraftModel: draft_llm must be a specrs.Llama, not {draft_llm!r}")
+        if index(num_draft_tokens) < 1:
+            raise ValueError(
+                f"DraftModel: num_draft_tokens must be at least 1, not {num_draft_tokens}"
+            )
+        if not 0 <= p_min <= 1:
+            raise ValueError(f"DraftModel: p_min must be from 0 to 1, not {p_min}")
+        self.draft_llm = draft_llm
+        self.num_draft_tokens = num_draft_tokens
+        self.p_min = p_min
+        self._lock = threading.Lock()
+        self._session = draft_llm.session()
+        self._follower = Follower()  # its ids are those of the session
+        self._end_ids = frozenset(draft_llm.tokenizer.end_ids)
+        self._padding = [i for i, text in enumerate(_vocabulary(draft_llm)) if text is None]
+        self._fits: LanguageModel | None = None
+
+    def check_target(self, target: LanguageModel) -> None:
+        """Raise ValueError unless the target has the same tokens; padding may differ."""
+        if target is self._fits:
+            return
+        draft = self.draft_llm
+        ours, theirs = _vocabulary(draft), _vocabulary(target)
+        for i in range(max(len(ours), len(theirs))):
+            ours_i = ours[i] if i < len(ours) else None
+            theirs_i = theirs[i] if i < len(theirs) else None
+            if ours_i != theirs_i:
+                raise ValueError(
+                    f"DraftModel: the vocabularies differ: token {i} is {_shown(ours_i)} in the "
+                    f"draft ({len(ours)} rows) and {_shown(theirs_i)} in the target "
+                    f"({len(theirs)} rows); use a draft model with the target's tokenizer"
+                )
+        for name in ("bos", "eos"):
+            ours_id, theirs_id = getattr(draft.tokenizer, name), getattr(target.tokenizer, name)
+            if ours_id != theirs_id:
+                raise ValueError(
+                    f"DraftModel: the {name} token is {ours_id} in the draft and {theirs_id} in "
+                    f"the target; use a draft model of the target's family"
+                )
+        self._fits = target
+
+    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        """Return up to min(k, num_draft_tokens) ids: how the draft would go on after `tokens`."""
+        # The last proposed id is never evaluated, so it needs no position.
+        k = min(k, self.num_draft_tokens, self.draft_llm.n_ctx - len(tokens) + 1)
+        if k <= 0 or not tokens:
+            return []
+        with self._lock:
+            logits = self._evaluate(tokens)
+            if logits is None:
+                return []
+            draft: list[int] = []
+            while True:
+                guess = self._best(logits)
+                if guess is None:
+                    break
+                draft.append(guess)
+                if len(draft) == k or guess in self._end_ids:
+                    break
+                logits = self._session.forward([guess])
+                self._follower.ids.append(guess)
+        return draft
+
+    def _evaluate(self, tokens: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        """Bring the session to `tokens`; logits [n_vocab] after them, None if unreadable."""
+        session, ids = self._session, self._follower.ids
+        if len(session) != len(ids):  # an interrupt fell between the two
+            session.reset()
+            self._follower.forget()
+        # The last token is evaluated again even if it is cached: its logits are gone.
+        common = min(self._follower.common(tokens), len(tokens) - 1)
+        fresh = tokens[common:]
+        session.truncate(common)
+        del ids[common:]
+        if max(fresh) >= self.draft_llm.n_vocab:  # one of the target's padding rows
+            return None
+        logits = session.forward(fresh)
+        ids.extend(fresh)
+        return logits
+
+    def _best(self, logits: npt.NDArray[np.float32]) -> int | None:
+        """Return the most likely id that is a token, None if the draft is not sure enough of it."""
+        if self._padding:
+            logits[self._padding] = -float("inf")
+        best = int(logits.argmax())
+        return best if self.p_min == 0 or _probability(logits, best) >= self.p_min else None
+
+    def __repr__(self) -> str:
+        return (
+            f"DraftModel({self.draft_llm!r}, num_draft_tokens={self.num_draft_tokens}, "
+            f"p_min={self.p_min})"
+        )
+
+
+def _vocabulary(llm: LanguageModel) -> list[str | None]:
+    """List the string of every row of the logits, None for rows that are only padding."""
+    tokenizer = llm.tokenizer
+    real = min(tokenizer.n_vocab, llm.n_vocab)
+    names = [None if tokenizer.is_padding(i) else tokenizer.token(i) for i in range(real)]
+    return names + [None] * (llm.n_vocab - real)
+
+
+def _shown(text: str | None) -> str:
+    return "only padding" if text is None else repr(text)
+
+
+def _probability(logits: npt.NDArray[np.float32], best: int) -> float:
+    """Return the softmax probability of `best`, the arg-max of `logits` [n_vocab]."""
+    import numpy as np
+
+    return 1.0 / float(np.exp(logits - logits[best]).sum())

@@ -1,0 +1,202 @@
+"""The one decoding loop: plain decoding is speculation with an empty draft."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from operator import index
+from reprlib import repr as shortened
+from time import perf_counter
+from typing import Literal
+
+from ._specrs import ContextOverflow, Session
+from .drafters import Drafter, common_prefix
+from .length import LengthPolicy
+from .sampling import Sampling
+from .verify import verify
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward of the target and what came of it.
+
+    Attributes:
+        position: Place of the first new id in the whole sequence, prompt included.
+        tokens: The ids the step made; the first `accepted` of them had been drafted.
+        drafter: Type of the drafter; None if nothing was drafted.
+        drafted: Ids proposed.
+        accepted: Proposed ids that were kept.
+        evaluated: Rows of the forward; in the first step most are the prompt's.
+        draft_seconds: Time the drafter took.
+        verify_seconds: Time of the forward, the picks and the comparison.
+        finish_reason: Set in the last step: "stop" at an end, "length" when no room is left.
+    """
+
+    position: int
+    tokens: list[int]
+    drafter: str | None
+    drafted: int
+    accepted: int
+    evaluated: int
+    draft_seconds: float
+    verify_seconds: float
+    finish_reason: FinishReason | None
+
+    @property
+    def seconds(self) -> float:
+        """Time of the whole step."""
+        return self.draft_seconds + self.verify_seconds
+
+
+def room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None) -> int:
+    """Return how many tokens may follow `prompt`.
+
+    Raises ValueError for an empty prompt or a negative limit, ContextOverflow if not even one token
+    fits.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty; give at least one token")
+    if len(prompt) >= n_ctx:
+        error = ContextOverflow(
+            f"the prompt has {len(prompt)} tokens, which leaves no room for a reply in a context "
+            f"of {n_ctx}; shorten the prompt or load the model with a larger n_ctx"
+        )
+        error.needed, error.n_ctx = len(prompt) + 1, n_ctx
+        raise error
+    if max_tokens is None:
+        return n_ctx - len(prompt)
+    if max_tokens < 0:
+        raise ValueError(f"max_tokens must be 0 or more, not {max_tokens}; None is no limit")
+    return min(max_tokens, n_ctx - len(prompt))
+
+
+def steps(
+    session: Session,
+    prompt: Sequence[int],
+    *,
+    n_ctx: int,
+    n_vocab: int,
+    max_tokens: int | None,
+    sampling: Sampling,
+    drafter: Drafter | None,
+    length: LengthPolicy,
+    ends: Callable[[int], bool],
+) -> Generator[Step]:
+    """Generate after `prompt`, step by step.
+
+    Whenever this yields, ends or is closed, the session holds every token but the last one. What
+    the session already shares with the prompt is not evaluated again. The session belongs to the
+    generation until it ends: another one on it meanwhile is a RuntimeError.
+
+    Args:
+        session: Where the tokens are evaluated; left as it was if nothing is to be generated.
+        prompt: Ids, all below `n_vocab`.
+        n_ctx: Positions the session can hold.
+        n_vocab: Rows of logits.
+        max_tokens: Most tokens to make; None goes on until the context is full.
+        sampling: How the target picks.
+        drafter: Who proposes; None decodes plainly.
+        length: How much to ask of the drafter.
+        ends: Asked once about every new id, in order; True makes this id the last.
+    """
+    limit = len(prompt) + room(prompt, n_ctx, max_tokens)
+    tokens = list(prompt)
+    if len(tokens) == limit:
+        return
+    with _exclusive(session):
+        # Even a prompt that is cached whole needs its last token again: for its logits.
+        session.truncate(min(common_prefix(session.tokens, tokens), len(tokens) - 1))
+        finish_reason: FinishReason | None = None
+        while finish_reason is None:
+            started = perf_counter()
+            draft = _propose(drafter, length, tokens, limit - len(tokens) - 1, n_vocab)
+            drafted = perf_counter()
+            position, unseen = len(tokens), tokens[len(session) :]
+            try:
+                logits = session.forward_last(unseen + draft, 1 + len(draft))
+                made = verify(sampling.picks(logits, tokens, draft), draft)
+                accepted = len(made) - 1
+                for count, token in enumerate(made, 1):
+                    if ends(token):
+                        finish_reason = "stop"
+                        del made[count:]
+                        break
+                tokens += made
+            finally:
+                # Also after an interrupt: what was rejected, or never committed, is forgotten.
+                session.truncate(min(len(session), len(tokens) - 1))
+            assert len(session) == len(tokens) - 1
+            if finish_reason is None and len(tokens) == limit:
+                finish_reason = "length"
+            step = Step(
+                position=position,
+                tokens=made,
+                drafter=type(drafter).__name__ if draft else None,
+                drafted=len(draft),
+                accepted=min(accepted, len(made)),
+                evaluated=len(unseen) + len(draft),
+                draft_seconds=drafted - started,
+                verify_seconds=perf_counter() - drafted,
+                finish_reason=finish_reason,
+            )
+            length.update(step)
+            yield step
+
+
+def _propose(
+    drafter: Drafter | None, length: LengthPolicy, tokens: list[int], room: int, n_vocab: int
+) -> list[int]:
+    """Ask for a draft of at most `room` ids, and take nothing on trust."""
+    if drafter is None or room <= 0:
+        return []
+    k = min(index(length.next()), room)
+    if k <= 0:
+        return []
+    name, known = type(drafter).__name__, len(tokens)
+    try:
+        proposal = drafter.propose(tokens, k)
+    except Exception as error:
+        raise RuntimeError(f"drafter {name} failed after {known} tokens: {error!r}") from error
+    if len(tokens) != known:
+        raise RuntimeError(f"drafter {name} changed the history it was given; it may only read it")
+    try:
+        draft = [index(token) for token in islice(proposal, k + 1)]
+    except TypeError:
+        raise TypeError(
+            f"drafter {name} must propose a sequence of token ids, not {shortened(proposal)}"
+        ) from None
+    if len(draft) > k:
+        raise ValueError(f"drafter {name} proposed more than the {k} tokens it was asked for")
+    for token in draft:
+        if not 0 <= token < n_vocab:
+            raise ValueError(
+                f"drafter {name} proposed token {token}, outside the vocabulary of {n_vocab}"
+            )
+    return draft
+
+
+_in_use: set[int] = set()
+_in_use_lock = threading.Lock()
+
+
+@contextmanager
+def _exclusive(session: Session) -> Iterator[None]:
+    """Keep other generations off `session`; the ids of objects are unique while these live."""
+    key = id(session)
+    with _in_use_lock:
+        if key in _in_use:
+            raise RuntimeError(
+                "the session is in use by another generation; finish or close that one, "
+                "or generate on session.fork()"
+            )
+        _in_use.add(key)
+    try:
+        yield
+    finally:
+        with _in_use_lock:
+            _in_use.discard(key)

@@ -1,0 +1,354 @@
+"""A loaded model and everything it can do for its user."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from . import _specrs
+from ._specrs import Session, Tokenizer
+from .chat import ChatFormat, Message
+from .drafters import Drafter
+from .generate import FinishReason, Step, room, steps
+from .length import FixedLength, LengthPolicy
+from .sampling import Sampling
+from .stats import Stats
+from .text import Chunk, TextWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Tokens to ask of a drafter that has no preference of its own.
+DEFAULT_DRAFT_LENGTH = 8
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of a generation; `Llama.stream` explains them."""
+
+    max_tokens: int | None
+    sampling: Sampling
+    drafter: Drafter | None
+    draft_length: LengthPolicy | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    logprobs: int | None
+    session: Session | None
+    attention: str
+    trace: bool
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished generation.
+
+    Attributes:
+        text: The text up to the end token or stop string, neither included.
+        tokens: The ids made, the one that ended the generation included.
+        finish_reason: "stop" at an end token or stop string, "length" at `max_tokens` or a full
+            context.
+        logprobs: None unless asked for.
+        stats: What it cost.
+        trace: The steps, if asked for.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    logprobs: None
+    stats: Stats
+    trace: list[Step] | None
+
+
+class Stream(Iterator[Chunk]):
+    """A running generation: iterate over its chunks. Closing it early leaves its session in order.
+
+    Attributes:
+        stats: Counts and times so far.
+        finish_reason: None while it runs.
+    """
+
+    def __init__(
+        self,
+        events: Generator[Step],
+        writer: TextWriter,
+        stats: Stats,
+        trace: list[Step] | None,
+        finish_reason: FinishReason | None,
+    ) -> None:
+        self.stats = stats
+        self.finish_reason = finish_reason
+        self._events = events
+        self._writer = writer
+        self._trace = trace
+        self._ready: deque[Chunk] = deque()
+
+    def __next__(self) -> Chunk:
+        while not self._ready:
+            step = next(self._events)
+            self.stats.record(step)
+            if self._trace is not None:
+                self._trace.append(step)
+            self.finish_reason = step.finish_reason
+            self._ready.extend(self._writer.chunks(step))
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Stop here; the session keeps what was generated and is free for other use."""
+        self._events.close()
+        self._ready.clear()
+
+    def collect(self) -> Completion:
+        """Run to the end and return what was not yet iterated over; the stats are of everything."""
+        chunks = list(self)
+        if self.finish_reason is None:
+            raise RuntimeError("the stream was closed before its end; there is nothing to collect")
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=[token for chunk in chunks for token in chunk.tokens],
+            finish_reason=self.finish_reason,
+            logprobs=None,
+            stats=self.stats,
+            trace=self._trace,
+        )
+
+
+class Llama:
+    """A model from a GGUF file; one object serves any number of threads.
+
+    Args:
+        path: The file; of a split one, any part.
+        n_ctx: Positions of a session; None is what the file says.
+        threads: CPU threads; None is the physical cores this process may use.
+        device: "cpu", "candle-cpu", "metal" or "cuda".
+
+    Raises OSError if the file cannot be read, GgufError if it is malformed or not supported, and
+    ValueError for an argument out of range.
+
+    >>> llm = Llama(specrs.pull("smollm2-135m"))
+    >>> llm.generate("The capital of France is", max_tokens=8).text
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.path = Path(path)
+        self._model = _specrs.Model(path, n_ctx=n_ctx, threads=threads, device=device)
+        self.tokenizer: Tokenizer = self._model.tokenizer
+        self.n_ctx = self._model.n_ctx
+        self.n_vocab = self._model.n_vocab
+        self.threads = self._model.threads
+        self.device = self._model.device
+        self.kernels = self._model.kernels
+        self.weight_bytes = self._model.weight_bytes
+        self.cache_bytes_per_token = self._model.cache_bytes_per_token
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Everything the file says about itself, by its keys."""
+        return self._model.metadata
+
+    @cached_property
+    def _chat_format(self) -> ChatFormat:
+        return ChatFormat(self.tokenizer)
+
+    def tokenize(
+        self, text: str, add_bos: bool | None = None, parse_special: bool = False
+    ) -> list[int]:
+        """Return the ids of `text`.
+
+        Args:
+            text: Any text.
+            add_bos: Whether a beginning-of-sequence token stands first; None is as the file says.
+            parse_special: Whether the spelling of a control token becomes that token. Never for
+                text that comes from users.
+        """
+        return self.tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, control tokens left out."""
+        return self.tokenizer.decode(tokens)
+
+    def session(self) -> Session:
+        """Return a new, empty session."""
+        return self._model.session()
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """Read what `Session.save` wrote; ValueError if damaged or of another model."""
+        return self._model.load_session(path)
+
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
+        """Generate and return everything at once; arguments and errors as for `stream`."""
+        return self.stream(prompt, **options).collect()
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
+        """Reply to a conversation and return everything at once; arguments as for `stream_chat`."""
+        return self.stream_chat(messages, **options).collect()
+
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
+        """Reply to a conversation, formatted by the chat template of the file.
+
+        Args:
+            messages: Dicts with "role" and "content", the latest last.
+            **options: As for `stream`.
+
+        Raises TemplateError, a ValueError, for what the template refuses.
+        """
+        return self.stream(self._chat_format.encode(messages), **options)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = 128,
+        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        drafter: Drafter | None = None,
+        draft_length: LengthPolicy | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        session: Session | None = None,
+        attention: str = "dense",
+        trace: bool = False,
+    ) -> Stream:
+        """Generate after `prompt`, chunk by chunk. All arguments are checked before any work.
+
+        Args:
+            prompt: Text, or token ids.
+            max_tokens: Most tokens to generate; None goes on until the context is full.
+            sampling: How each token is chosen; greedily by default.
+            drafter: Who guesses ahead, such as `PromptLookup()`; None decodes plainly. The result
+                is the same, only the speed differs.
+            draft_length: How far to guess; None is what the drafter prefers.
+            stop: Text or texts before which the result ends.
+            ignore_eos: Go on after the model's own end tokens.
+            logprobs: Not available in this version.
+            session: Continue here: what it shares with the prompt is not evaluated again, and it
+                holds prompt and result afterwards, without the last token. None is a new one.
+            attention: "dense"; other patterns are not available in this version.
+            trace: Keep the steps for `Completion.trace`.
+
+        Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
+        leaves no room in the context. While it runs: what goes wrong in the drafter, by its name.
+        """
+        ids = self._prompt_ids(prompt)
+        if max_tokens is not None:
+            max_tokens = _checked_index("max_tokens", max_tokens)
+        nothing_to_do = room(ids, self.n_ctx, max_tokens) == 0
+        stops = _checked_stop(stop)
+        _require("sampling", sampling, Sampling)
+        sampling.check_supported()
+        if logprobs is not None:
+            raise NotImplementedError("logprobs are not supported yet; leave logprobs at None")
+        if attention != "dense":
+            raise NotImplementedError(f"attention={attention!r} is not supported yet; use 'dense'")
+        length = self._checked_drafting(drafter, draft_length)
+        session = self._checked_session(session)
+        end_ids = frozenset() if ignore_eos else frozenset(self.tokenizer.end_ids)
+        writer = TextWriter(self.tokenizer.stream(), stops, end_ids)
+        events = steps(
+            session,
+            ids,
+            n_ctx=self.n_ctx,
+            n_vocab=self.n_vocab,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            drafter=drafter,
+            length=length,
+            ends=writer.ends,
+        )
+        return Stream(
+            events,
+            writer,
+            stats=Stats(prompt_tokens=len(ids)),
+            trace=[] if trace else None,
+            finish_reason="length" if nothing_to_do else None,
+        )
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        try:
+            if isinstance(prompt, (bytes, bytearray)):
+                raise TypeError
+            ids = [index(token) for token in prompt]
+        except TypeError:
+            raise TypeError(
+                f"prompt must be text or token ids, not {type(prompt).__name__}"
+            ) from None
+        for i, token in enumerate(ids):
+            if not 0 <= token < self.n_vocab:
+                raise ValueError(
+                    f"prompt[{i}] is {token}, outside the vocabulary of {self.n_vocab}"
+                )
+        return ids
+
+    def _checked_drafting(
+        self, drafter: Drafter | None, draft_length: LengthPolicy | None
+    ) -> LengthPolicy:
+        if drafter is None:
+            if draft_length is not None:
+                raise ValueError(
+                    "draft_length has no effect without a drafter; pass drafter= as well"
+                )
+            return FixedLength(DEFAULT_DRAFT_LENGTH)
+        if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+            raise TypeError(
+                f"drafter must be an object with a method propose(tokens, k), not {drafter!r}"
+            )
+        check_target = getattr(drafter, "check_target", None)
+        if check_target is not None:
+            check_target(self)
+        if draft_length is None:
+            return FixedLength(getattr(drafter, "num_draft_tokens", DEFAULT_DRAFT_LENGTH))
+        if isinstance(draft_length, type) or not isinstance(draft_length, LengthPolicy):
+            raise TypeError(
+                f"draft_length must be a policy such as specrs.FixedLength(4), not {draft_length!r}"
+            )
+        return draft_length
+
+    def _checked_session(self, session: Session | None) -> Session:
+        if session is None:
+            return self.session()
+        _require("session", session, Session)
+        # Another model's state is refused here.
+        self.session().restore(session.snapshot())
+        return session
+
+    def __repr__(self) -> str:
+        return (
+            f"Llama({str(self.path)!r}, n_ctx={self.n_ctx}, threads={self.threads}, "
+            f"device={self.device!r})"
+        )
+
+
+def _require(name: str, value: object, wanted: type) -> None:
+    if not isinstance(value, wanted):
+        raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")
+
+
+def _checked_index(name: str, value: int) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int or None, not {value!r}") from None
+
+
+def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in stops:
+        if not isinstance(text, str):
+            raise TypeError(f"stop must be text or a sequence of texts, not {text!r}")
+        if not text:
+            raise ValueError("stop must not contain an empty text: it would end everything at once")
+    return stops

@@ -1,0 +1,279 @@
+"""A stand-in for the native module: a toy next-token function behind the same interface.
+
+Tests of the generation level run on it because it is exact, quick and can be told what to say. Its
+model files are JSON, written by `write_toy`; `toy_llama` loads one. Where the native module is not
+built, the tests that need no real model can still run: ``PYTHONPATH=python:tests pytest -p
+fake_engine``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from collections.abc import Sequence
+from operator import index
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pytest
+
+    from specrs import Llama
+
+LETTERS = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", " ", "\n"]
+
+
+def pytest_configure() -> None:
+    """Stand in for the native module if it is not built."""
+    try:
+        import specrs  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "specrs._specrs":
+            raise
+        sys.modules["specrs._specrs"] = sys.modules[__name__]
+
+
+def pytest_report_header() -> str | None:
+    """Tell when the stand-in is in use."""
+    if sys.modules.get("specrs._specrs") is sys.modules[__name__]:
+        return "specrs: the native module is not built; TOY ENGINE in its place"
+    return None
+
+
+def write_toy(path: Path, **settings: Any) -> Path:
+    """Write a toy model; `Model` lists the settings."""
+    path.write_text(json.dumps(settings))
+    return path
+
+
+def toy_llama(monkeypatch: pytest.MonkeyPatch, path: Path, **settings: Any) -> Llama:
+    """Write a toy model to `path` and load it as a `Llama`."""
+    import specrs.llama
+
+    monkeypatch.setattr("specrs._specrs.Model", Model)
+    monkeypatch.setattr("specrs.llama.Session", Session)
+    return specrs.llama.Llama(write_toy(path, **settings))
+
+
+class GgufError(ValueError):
+    pass
+
+
+class ContextOverflow(ValueError):
+    needed: int
+    n_ctx: int
+
+
+class GgufFile:
+    def __init__(self, path: str | PathLike[str]) -> None:
+        json.loads(Path(path).read_text())
+        self.version = 3
+        self.size = Path(path).stat().st_size
+        self.metadata = {
+            "general.architecture": "llama",
+            "general.name": "toy",
+            "llama.block_count": 2,
+        }
+        self.tensors = [
+            ("token_embd.weight", "Q4_1", (64, 32), 1280),
+            ("blk.0.ffn_up.weight", "Q4_1", (64, 32), 1280),
+            ("output_norm.weight", "F32", (32,), 128),
+        ]
+
+
+class Model:
+    """A model whose logits depend on its seed and the last `order` ids alone.
+
+    Settings of the file: `vocab`, a list of token strings ("hex:f09f" is a token of raw bytes, None
+    is padding); `n_vocab`, rows of logits, if more; `n_ctx`; `order`; `seed`; `script`, ids to say
+    one after the other whatever came before, by their place in the sequence; `bos`, `eos`,
+    `end_ids`, `add_bos`, `control`, `chat_template`.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        settings = json.loads(Path(path).read_text())
+        self.vocab: list[str | None] = settings.get("vocab", LETTERS)
+        self.n_vocab: int = settings.get("n_vocab", len(self.vocab))
+        self.n_ctx: int = n_ctx or settings.get("n_ctx", 256)
+        self.order: int = settings.get("order", 2)
+        self.seed: int = settings.get("seed", 0)
+        self.script: dict[int, int] = {int(k): v for k, v in settings.get("script", {}).items()}
+        self.settings = settings
+        self.threads = threads or 1
+        self.device = device
+        self.kernels = "toy"
+        self.metadata = {"general.architecture": "llama", "general.name": "toy"}
+        self.weight_bytes = 1000
+        self.cache_bytes_per_token = 8
+        self.tokenizer = Tokenizer(self)
+        self.forwards = 0
+
+    def session(self) -> Session:
+        return Session(self)
+
+    def load_session(self, path: str | PathLike[str]) -> Session:
+        session = Session(self)
+        session.forward(json.loads(Path(path).read_text()))
+        return session
+
+    def row(self, history: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits [n_vocab] after `history`."""
+        key = [self.seed, *(token + 1 for token in history[-self.order :])]
+        logits: npt.NDArray[np.float32]
+        logits = np.random.default_rng(key).random(self.n_vocab, dtype=np.float32)
+        if len(history) in self.script:
+            logits[self.script[len(history)]] = 2
+        return logits
+
+
+class Snapshot:
+    def __init__(self, model: Model, tokens: list[int]) -> None:
+        self.model = model
+        self.ids = tuple(tokens)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Session:
+    def __init__(self, model: Model, tokens: Sequence[int] = ()) -> None:
+        self._model = model
+        self._ids = list(tokens)
+        self.rows: list[int] = []  # rows of each forward, for tests
+
+    @property
+    def tokens(self) -> list[int]:
+        return list(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def forward(self, tokens: Any) -> npt.NDArray[np.float32]:
+        return self.forward_last(tokens, 1)[0]
+
+    def forward_all_positions(self, tokens: Any) -> npt.NDArray[np.float32]:
+        return self.forward_last(tokens, len(tokens))
+
+    def forward_last(self, tokens: Any, positions: int) -> npt.NDArray[np.float32]:
+        ids = [index(token) for token in tokens]
+        if not 1 <= positions <= len(ids):
+            raise ValueError(f"{positions} positions of {len(ids)} tokens")
+        for token in ids:
+            if not 0 <= token < self._model.n_vocab:
+                raise ValueError(
+                    f"token {token} is outside the vocabulary of {self._model.n_vocab}"
+                )
+        needed = len(self._ids) + len(ids)
+        if needed > self._model.n_ctx:
+            error = ContextOverflow(f"{needed} positions are needed, {self._model.n_ctx} are there")
+            error.needed, error.n_ctx = needed, self._model.n_ctx
+            raise error
+        self._ids += ids
+        self._model.forwards += 1
+        self.rows.append(len(ids))
+        ends = range(needed - positions + 1, needed + 1)
+        return np.stack([self._model.row(self._ids[:end]) for end in ends])
+
+    def truncate(self, length: int) -> None:
+        if not 0 <= length <= len(self._ids):
+            raise ValueError(f"cannot truncate {len(self._ids)} tokens to {length}")
+        del self._ids[length:]
+
+    def reset(self) -> None:
+        self._ids.clear()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._model, self._ids)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        if snapshot.model is not self._model:
+            raise ValueError("the snapshot was taken on another model")
+        self._ids = list(snapshot.ids)
+
+    def fork(self) -> Session:
+        return Session(self._model, self._ids)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        Path(path).write_text(json.dumps(self._ids))
+
+
+class Tokenizer:
+    """Greedy longest match over the vocabulary."""
+
+    def __init__(self, model: Model) -> None:
+        settings = model.settings
+        self._vocab = model.vocab
+        self._bytes = [as_bytes(text) for text in model.vocab]
+        self.n_vocab = len(model.vocab)
+        default = model.vocab is LETTERS
+        self.bos: int | None = settings.get("bos", 0 if default else None)
+        self.eos: int | None = settings.get("eos", 1 if default else None)
+        self.end_ids: list[int] = settings.get("end_ids", [] if self.eos is None else [self.eos])
+        self.add_bos: bool = settings.get("add_bos", False)
+        self.chat_template: str | None = settings.get("chat_template")
+        self._control = set(settings.get("control", [0, 1] if default else []))
+
+    def encode(
+        self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
+    ) -> list[int]:
+        ids = (
+            [self.bos]
+            if (self.add_bos if add_bos is None else add_bos) and self.bos is not None
+            else []
+        )
+        usable = [i for i in range(self.n_vocab) if parse_special or i not in self._control]
+        left = text.encode()
+        while left:
+            fitting = [i for i in usable if self._bytes[i] and left.startswith(self._bytes[i])]
+            if not fitting:
+                raise ValueError(f"the toy vocabulary cannot spell {left!r}")
+            ids.append(max(fitting, key=lambda i: len(self._bytes[i])))
+            left = left[len(self._bytes[ids[-1]]) :]
+        return ids
+
+    def decode(self, tokens: Any) -> str:
+        stream = self.stream()
+        return "".join(stream.push(token) for token in tokens) + stream.finish()
+
+    def token(self, id: int) -> str:  # noqa: A002 - the name of the interface
+        return self._vocab[id] or ""
+
+    def is_control(self, id: int) -> bool:  # noqa: A002
+        return id in self._control
+
+    def is_padding(self, id: int) -> bool:  # noqa: A002
+        return self._vocab[id] is None
+
+    def stream(self) -> TextStream:
+        return TextStream([b"" if i in self._control else b for i, b in enumerate(self._bytes)])
+
+
+class TextStream:
+    def __init__(self, spelling: list[bytes]) -> None:
+        self._spelling = spelling
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(self._spelling[token] if token < len(self._spelling) else b"")
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+def as_bytes(text: str | None) -> bytes:
+    """Spell a vocabulary entry."""
+    if text is None:
+        return b""
+    return bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode()

@@ -59,6 +59,7 @@ def test_every_split_of_300_tokens(model: Model, technical_text: list[int]) -> N
         assert_same_bits(in_pieces(model.session(), tokens, lengths), wanted)
 
 
+@pytest.mark.usefixtures("two_cpus")
 def test_one_and_two_threads(smollm2: Path, technical_text: list[int]) -> None:
     tokens = technical_text[:300]
     one, two = (

@@ -38,7 +38,7 @@ def test_ids_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     options = {"quant": "F16", "n_layer": 1, "n_embd": 32, "n_head": 1, "n_head_kv": 1}
     path = write_model(tmp_path / "model.gguf", tokenizer=vocabulary, **options)
     tokenizer = Model(path).tokenizer
-    texts = Path(f"{vocabulary}.inp").read_text().split("\n__ggml_vocab_test__\n")
+    texts = Path(f"{vocabulary}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = Path(f"{vocabulary}.out").read_text().splitlines()
     texts = texts[: len(lines)]  # where the last one is ended too, an empty text follows
     assert len(texts) == len(lines) > 20

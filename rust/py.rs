@@ -7,7 +7,7 @@ use crate::saved;
 use crate::session::{self, Options};
 use crate::text_stream;
 use crate::tokenizer;
-use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyUntypedArrayMethods};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -318,7 +318,7 @@ impl PySession {
 
     fn forward<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         let logits = self.logits(py, tokens, Some(1))?;
-        let n_vocab = logits.len()?;
+        let n_vocab = logits.shape()[1];
         logits.reshape([n_vocab])
     }
 

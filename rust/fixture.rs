@@ -228,3 +228,72 @@ pub fn tiny_llama() -> GgufWriter {
     }
     model
 }
+
+impl GgufWriter {
+    /// Set a tokenizer model with `tokens` of these types.
+    pub fn vocabulary(&mut self, model: &str, tokens: &[(&str, i32)]) -> &mut Self {
+        let strings = tokens.iter().map(|(string, _)| (*string).to_owned());
+        let types = tokens.iter().map(|(_, kind)| *kind);
+        self.set("tokenizer.ggml.model", Value::String(model.to_owned()))
+            .set(TOKENS, Value::Array(Array::String(strings.collect())))
+            .set(TYPES, Value::Array(Array::I32(types.collect())))
+    }
+
+    /// Add a token to a vocabulary; its id.
+    pub fn add_token(&mut self, string: &str, kind: i32) -> u32 {
+        let mut id = 0;
+        for (key, value) in &mut self.values {
+            match (key.as_str(), value) {
+                (TOKENS, Value::Array(Array::String(tokens))) => {
+                    id = tokens.len() as u32;
+                    tokens.push(string.to_owned());
+                }
+                (TYPES, Value::Array(Array::I32(types))) => types.push(kind),
+                (SCORES, Value::Array(Array::F32(scores))) => scores.push(0.0),
+                _ => (),
+            }
+        }
+        id
+    }
+}
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+
+/// A SentencePiece vocabulary: three marks, the bytes from id 3 on, and `pieces`, the first of which joins first.
+pub fn tiny_spm(pieces: &[&str]) -> GgufWriter {
+    let bytes: Vec<_> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
+    let mut tokens = vec![("<unk>", 2), ("<s>", 3), ("</s>", 3)];
+    tokens.extend(bytes.iter().map(|byte| (byte.as_str(), 6)));
+    tokens.extend(pieces.iter().map(|piece| (*piece, 1)));
+    let scores = (0..tokens.len()).map(|id| -(id as f32)).collect();
+    let mut model = GgufWriter::new();
+    model
+        .vocabulary("llama", &tokens)
+        .set(SCORES, Value::Array(Array::F32(scores)));
+    model
+}
+
+/// A byte-pair vocabulary: two marks, the printable ASCII characters, and what `merges` join.
+pub fn tiny_bpe(merges: &[(&str, &str)]) -> GgufWriter {
+    let ascii: Vec<_> = ('!'..='~').chain(['Ġ']).map(String::from).collect();
+    let joined: Vec<_> = merges
+        .iter()
+        .map(|(left, right)| format!("{left}{right}"))
+        .collect();
+    let mut tokens = vec![("<s>", 3), ("</s>", 3)];
+    tokens.extend(ascii.iter().chain(&joined).map(|token| (token.as_str(), 1)));
+    let merges = merges
+        .iter()
+        .map(|(left, right)| format!("{left} {right}"))
+        .collect();
+    let mut model = GgufWriter::new();
+    model
+        .vocabulary("gpt2", &tokens)
+        .set("tokenizer.ggml.pre", Value::String("gpt-2".into()))
+        .set("tokenizer.ggml.merges", Value::Array(Array::String(merges)))
+        .set("tokenizer.ggml.bos_token_id", Value::U32(0))
+        .set("tokenizer.ggml.eos_token_id", Value::U32(1));
+    model
+}

@@ -24,8 +24,15 @@ hypothesis.settings.load_profile("specrs")
 
 @pytest.fixture(scope="session")
 def threads() -> int:
-    """Threads of every model a test loads: SPECRS_TEST_THREADS, or 2."""
-    return int(os.environ.get("SPECRS_TEST_THREADS", "2"))
+    """Threads of every model a test loads: SPECRS_TEST_THREADS, or 2 where there are as many."""
+    return int(os.environ.get("SPECRS_TEST_THREADS", min(2, len(os.sched_getaffinity(0)))))
+
+
+@pytest.fixture(scope="session")
+def two_cpus() -> None:
+    """Skip where this process may use one CPU only."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two threads need two CPUs")
 
 
 @pytest.fixture(scope="session")

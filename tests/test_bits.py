@@ -40,6 +40,7 @@ def test_any_number_of_rows(load: Load, quant: str) -> None:
         assert_same_bits(in_pieces(model.session(), tokens, [rows]), wanted)
 
 
+@pytest.mark.usefixtures("two_cpus")
 @pytest.mark.parametrize("quant", QUANT_TYPES)
 def test_one_and_two_threads(tiny: Callable[..., Path], quant: str) -> None:
     one, two = (Model(tiny(quant=quant, seed=1), threads=threads) for threads in (1, 2))

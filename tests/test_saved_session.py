@@ -58,6 +58,7 @@ def test_saving_replaces_a_file(model: Model, saved: Path) -> None:
     assert model.load_session(saved).tokens == [5]
 
 
+@pytest.mark.usefixtures("two_cpus")
 def test_a_session_is_loaded_with_any_number_of_threads(
     model: Model, saved: Path, tiny: Callable[..., Path]
 ) -> None:

@@ -159,8 +159,6 @@ BAD_TOKENS: dict[str, tuple[Any, type[Exception]]] = {
     "int": (7, TypeError),
     "nested": ([[1, 2]], TypeError),
     "two dimensions": (np.array([[1, 2]]), TypeError),
-    "dict": ({1: 2}, TypeError),
-    "set": ({1, 2}, TypeError),
 }
 
 

@@ -147,12 +147,6 @@ def test_calls_on_one_session_wait_for_each_other(tiny: Callable[..., Path], thr
     assert_same_bits(session.forward([5]), cold(model, [*tokens, 5])[-1])
 
 
-@pytest.mark.parametrize("threads", [0, -1, 100_000])
-def test_threads_must_fit_the_cpus_of_the_process(tiny: Callable[..., Path], threads: int) -> None:
-    with pytest.raises(ValueError, match=str(threads)):
-        Model(tiny(quant="Q4_0"), threads=threads)
-
-
 FORKING = """
 import os, sys
 from specrs._specrs import Model
@@ -165,6 +159,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.usefixtures("two_cpus")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_models_load_in_a_forked_child(tiny: Callable[..., Path]) -> None:
     """A process that has a model forks: a model loaded in the child has threads of its own."""

@@ -52,8 +52,8 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Model {
-    Spm(Spm),
-    Bpe(Bpe),
+    Spm(Box<Spm>),
+    Bpe(Box<Bpe>),
 }
 
 impl Tokenizer {
@@ -64,12 +64,12 @@ impl Tokenizer {
         let metadata = file.metadata();
         let (vocabulary, model, default_add_bos) = read_model(metadata)?;
         let n_vocab = match file.tensor("token_embd.weight") {
-            None => vocabulary.len(),
-            Some(tensor) if tensor.rows() >= vocabulary.len() => tensor.rows(),
+            None => vocabulary.size(),
+            Some(tensor) if tensor.rows() >= vocabulary.size() => tensor.rows(),
             Some(tensor) => {
                 return Err(metadata.error(format_args!(
                     "the vocabulary has {} tokens but tensor `{}` only {} rows",
-                    vocabulary.len(),
+                    vocabulary.size(),
                     tensor.name,
                     tensor.rows()
                 )))
@@ -140,8 +140,8 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Every id that ends a generation, in ascending order: what the file declares as end of text, of turn or of message,
-    /// and marks that are known to be one.
+    /// Every id that ends a generation, in ascending order: what the file declares as end of text, of turn or of
+    /// message, and marks that are known to be one.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids
     }
@@ -158,9 +158,9 @@ impl Tokenizer {
 
     /// The ids of `text`.
     ///
-    /// Marks in `text` are plain text, unless `parse_special`. With `add_bos` true or false a BOS is put first or not; with
-    /// `None` the file decides, and none is added to a text that begins with one already. An EOS is never added, whatever
-    /// the file says, because a prompt is there to be continued.
+    /// Marks in `text` are plain text, unless `parse_special`. With `add_bos` true or false a BOS is put first or not;
+    /// with `None` the file decides, and none is added to a text that begins with one already. An EOS is never added,
+    /// whatever the file says, because a prompt is there to be continued.
     ///
     /// An [`Error::Argument`] says that the model has no BOS to add.
     pub fn encode(
@@ -194,8 +194,8 @@ impl Tokenizer {
 
     /// The text of `ids`, without marks; bytes that are no UTF-8 become U+FFFD.
     ///
-    /// The space that [`Self::encode`] puts before a text is taken away again. An [`Error::Argument`] names an id that is
-    /// out of range.
+    /// The space that [`Self::encode`] puts before a text is taken away again. An [`Error::Argument`] names an id that
+    /// is out of range.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -259,7 +259,7 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
         Some("llama") => {
             let vocabulary = Vocabulary::read(metadata, Spelling::Sentence)?;
             let model = Spm::read(metadata, &vocabulary)?;
-            Ok((vocabulary, Model::Spm(model), true))
+            Ok((vocabulary, Model::Spm(Box::new(model)), true))
         }
         Some("gpt2") => {
             let name = metadata.get_str(PRE)?.unwrap_or("default");
@@ -272,7 +272,7 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
             let vocabulary = Vocabulary::read(metadata, Spelling::Bytes)?;
             let add_bos = words.is_llama_3();
             let model = Bpe::read(metadata, &vocabulary, words)?;
-            Ok((vocabulary, Model::Bpe(model), add_bos))
+            Ok((vocabulary, Model::Bpe(Box::new(model)), add_bos))
         }
         Some(other) => Err(metadata.error(format_args!(
             "`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")"
@@ -285,13 +285,15 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
 fn special_id(metadata: &Metadata, vocabulary: &Vocabulary, name: &str) -> Result<Option<u32>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     match metadata.get_u64(&key)? {
-        Some(id) if id >= vocabulary.len() as u64 => Err(metadata.error(format_args!(
+        Some(id) if id >= vocabulary.size() as u64 => Err(metadata.error(format_args!(
             "metadata `{key}` is {id} but there are only {} tokens",
-            vocabulary.len()
+            vocabulary.size()
         ))),
         id => Ok(id.map(|id| id as u32)),
     }
 }
 
+#[cfg(test)]
+mod published_ids;
 #[cfg(test)]
 mod tests;

@@ -29,7 +29,7 @@ impl Bpe {
         let list = metadata
             .get_strings(MERGES)?
             .ok_or_else(|| metadata.error(format_args!("metadata `{MERGES}` is missing")))?;
-        let ids: HashMap<&str, u32> = (0..vocabulary.len() as u32)
+        let ids: HashMap<&str, u32> = (0..vocabulary.size() as u32)
             .rev()
             .filter_map(|id| Some((vocabulary.string(id)?, id)))
             .collect();

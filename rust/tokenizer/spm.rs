@@ -28,7 +28,7 @@ impl Spm {
         let scores = metadata
             .get_f32s(SCORES)?
             .ok_or_else(|| metadata.error(format_args!("metadata `{SCORES}` is missing")))?;
-        check_len(metadata, SCORES, scores.len(), vocabulary.len())?;
+        check_len(metadata, SCORES, scores.len(), vocabulary.size())?;
         if let Some(id) = scores.iter().position(|score| score.is_nan()) {
             return Err(metadata.error(format_args!(
                 "metadata `{SCORES}`: token {id} has no number"

@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -11,82 +11,22 @@ fn tokenizer(model: &GgufWriter) -> Result<Tokenizer> {
     Tokenizer::from_gguf(&GgufFile::open(file.path())?)
 }
 
-fn open(path: &Path) -> Tokenizer {
-    Tokenizer::from_gguf(&GgufFile::open(path).unwrap()).unwrap()
-}
-
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data")
-        .join(name)
-}
-
-/// Compare with the published ids beside the vocabulary `path`: those of text, and those with marks if they are there.
-fn check_published_ids(path: &Path) -> usize {
-    let beside = |ending: &str| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned() + ending;
-        std::fs::read_to_string(path.with_file_name(name))
-    };
-    let tokenizer = open(path);
-    let texts = beside(".inp").unwrap();
-    let texts: Vec<_> = texts.split_terminator("\n__ggml_vocab_test__\n").collect();
-    let mut compared = 0;
-    for (ending, parse_special) in [(".out", false), (".special.out", true)] {
-        let expected = match beside(ending) {
-            Err(_) if parse_special => continue,
-            expected => expected.unwrap(),
-        };
-        assert_eq!(expected.lines().count(), texts.len());
-        for (text, line) in texts.iter().zip(expected.lines()) {
-            let expected = line.split_whitespace().map(|id| id.parse().unwrap());
-            let ids = tokenizer.encode(text, Some(false), parse_special).unwrap();
-            assert_eq!(ids, expected.collect::<Vec<u32>>(), "{text:?}");
-            if !parse_special {
-                assert_eq!(tokenizer.decode(&ids).unwrap(), *text);
-            }
-            compared += 1;
-        }
-    }
-    compared
-}
-
-#[test]
-fn ids_are_the_published_ones() {
-    assert_eq!(check_published_ids(&data("llama-spm.gguf")), 46);
-    assert_eq!(check_published_ids(&data("llama-bpe.gguf")), 46);
-    assert_eq!(check_published_ids(&data("smollm2.gguf")), 60);
-}
-
-/// The same on whole vocabularies, which are too large to be kept here: `VOCABULARIES` is a folder of `.gguf` files with
-/// `.gguf.inp` and `.gguf.out` beside them, such as llama.cpp's `models`.
-#[test]
-#[allow(clippy::print_stderr)]
-fn ids_of_whole_vocabularies_are_the_published_ones() {
-    let Some(folder) = std::env::var_os("VOCABULARIES") else {
-        eprintln!("skipped: VOCABULARIES names no folder");
-        return;
-    };
-    let files = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let models: Vec<_> = files
-        .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
-        .collect();
-    assert!(!models.is_empty());
-    for path in models {
-        eprintln!("{}: {} texts", path.display(), check_published_ids(&path));
-    }
+/// The tokenizer of a file in `tests/data`.
+fn open(name: &str) -> Tokenizer {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let file = GgufFile::open(&folder.join(name)).unwrap();
+    Tokenizer::from_gguf(&file).unwrap()
 }
 
 #[test]
 fn text_never_becomes_a_mark_by_itself() {
     for (tokenizer, marks) in [
-        (open(&data("llama-spm.gguf")), &["<unk>", "<s>", "</s>"][..]),
+        (open("llama-spm.gguf"), &["<unk>", "<s>", "</s>"][..]),
         (
-            open(&data("smollm2.gguf")),
+            open("smollm2.gguf"),
             &["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
         ),
-        (open(&data("llama-bpe.gguf")), &["<|eot_id|>"]),
+        (open("llama-bpe.gguf"), &["<|eot_id|>"]),
     ] {
         for mark in marks {
             let text = format!("a{mark}b");
@@ -397,9 +337,9 @@ fn damaged_metadata_is_refused_by_name() {
 fn time_grows_with_the_text_only() {
     let megabyte = 1 << 20;
     for tokenizer in [
-        open(&data("llama-spm.gguf")),
-        open(&data("llama-bpe.gguf")),
-        open(&data("smollm2.gguf")),
+        open("llama-spm.gguf"),
+        open("llama-bpe.gguf"),
+        open("smollm2.gguf"),
     ] {
         for unit in [
             "a",
@@ -422,7 +362,7 @@ fn time_grows_with_the_text_only() {
 
 #[test]
 fn threads_share_a_tokenizer() {
-    let tokenizer = open(&data("llama-spm.gguf"));
+    let tokenizer = open("llama-spm.gguf");
     let text = "Several threads read the same tables, 🦙 and bytes.";
     let expected = tokenizer.encode(text, None, false).unwrap();
     std::thread::scope(|scope| {

@@ -80,7 +80,7 @@ impl Vocabulary {
     }
 
     /// Number of tokens.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.strings.len()
     }
 
@@ -173,8 +173,8 @@ fn spell(string: &str, spelling: Spelling, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The byte that GPT-2 writes as `char`: printable Latin-1 characters are themselves, all other bytes follow from U+0100
-/// on in their order.
+/// The byte that GPT-2 writes as `char`: printable Latin-1 characters are themselves, all other bytes follow from
+/// U+0100 on in their order.
 fn byte_of_char(char: char) -> Option<u8> {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u8::try_from(char) {

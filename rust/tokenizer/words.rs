@@ -62,7 +62,7 @@ impl Words {
         RULES.map(|(name, _)| name).join(", ")
     }
 
-    /// Whether this is the rule of Llama 3, whose words stay whole if they are a token and whose texts begin with a BOS.
+    /// Whether this is the rule of Llama 3, whose words stay whole if they are a token and whose texts begin with BOS.
     pub fn is_llama_3(&self) -> bool {
         self.rule == Rule::Llama3 { digits: 3 }
     }

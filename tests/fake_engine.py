@@ -55,7 +55,7 @@ def toy_llama(monkeypatch: pytest.MonkeyPatch, path: Path, **settings: Any) -> L
     """Write a toy model to `path` and load it as a `Llama`."""
     import specrs.llama
 
-    monkeypatch.setattr("specrs._specrs.Model", Model)
+    monkeypatch.setattr("specrs.llama.Model", Model)
     monkeypatch.setattr("specrs.llama.Session", Session)
     return specrs.llama.Llama(write_toy(path, **settings))
 

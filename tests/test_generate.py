@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import ContextOverflow as ToyOverflow
-from fake_engine import Model, Session, write_toy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_engine import ContextOverflow as ToyOverflow
+from fake_engine import Model, Session, write_toy
 from specrs import ContextOverflow, Drafter, FixedLength, PromptLookup, Sampling
 from specrs.generate import Step, steps
 from specrs.verify import verify

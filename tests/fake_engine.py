@@ -161,7 +161,8 @@ class Session:
         return len(self._ids)
 
     def forward(self, tokens: Any) -> npt.NDArray[np.float32]:
-        return self.forward_last(tokens, 1)[0]
+        row: npt.NDArray[np.float32] = self.forward_last(tokens, 1)[0]
+        return row
 
     def forward_all_positions(self, tokens: Any) -> npt.NDArray[np.float32]:
         return self.forward_last(tokens, len(tokens))
@@ -184,7 +185,9 @@ class Session:
         self._model.forwards += 1
         self.rows.append(len(ids))
         ends = range(needed - positions + 1, needed + 1)
-        return np.stack([self._model.row(self._ids[:end]) for end in ends])
+        rows: npt.NDArray[np.float32]
+        rows = np.stack([self._model.row(self._ids[:end]) for end in ends])
+        return rows
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self._ids):

@@ -151,7 +151,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_a_fault_of_ours_is_not_called_a_mistake(
     toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrs.text.TextWriter.ends", lambda self, token: 1 / 0)
+    monkeypatch.setattr("specrs.text.TextWriter.ends", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("generate", toy, "-p", "x")
 
@@ -198,7 +198,7 @@ def test_demo_shows_that_both_results_are_the_same(
 def test_demo_fails_if_the_results_differ(
     toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specrs, "pull", lambda name: toy)
+    monkeypatch.setattr(specrs, "pull", lambda _: toy)
     # A verification that believes every draft.
     monkeypatch.setattr(
         "specrs.generate.verify", lambda picks, draft: [*draft, list(picks)[len(draft)]]

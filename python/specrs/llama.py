@@ -344,7 +344,7 @@ def _checked_index(name: str, value: int) -> int:
 
 
 def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else stop
+    stops: Any = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
         raise TypeError(f"stop must be text or a sequence of texts, not {stop!r}")
     if "" in stops:

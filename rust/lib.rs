@@ -5,4 +5,30 @@
 pub mod error;
 
 pub mod blocks;
+pub mod mapping;
+pub mod metadata;
+pub mod reader;
+pub mod header;
+pub mod gguf;
 pub mod config;
+pub mod layout;
+
+pub mod kernels;
+pub mod threads;
+pub mod weights;
+pub mod matmul;
+pub mod cache;
+pub mod attention;
+pub mod forward;
+pub mod model;
+pub mod session;
+pub mod saved;
+
+pub mod tokenizer;
+pub mod text_stream;
+
+#[cfg(test)]
+mod fixture;
+
+#[cfg(feature = "python")]
+mod py;

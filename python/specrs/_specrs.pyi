@@ -141,7 +141,8 @@ class Tokenizer:
     def is_control(self, id: int) -> bool: ...
     def is_padding(self, id: int) -> bool:
         """Whether `id` is an unused row that only pads the vocabulary."""
-    def stream(self) -> TextStream: ...
+    def stream(self, *, continuing: bool = False) -> TextStream:
+        """A stream for ids that begin a text, or that continue one (a first space then belongs to it)."""
 
 @final
 class TextStream:

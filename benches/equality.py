@@ -1,0 +1,105 @@
+"""Speculative output against plain output on 60 prompts: `python benches/equality.py [MODEL]`.
+
+Every prompt of Spec-Bench's six tasks, cut to 1,000 tokens, is continued greedily by 96 tokens
+without a drafter and with three: prompt lookup, a drafter of random ids, and a draft model, which
+is the model itself without some layers. Every id must be equal; the exit code says whether it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import specrs
+from derive import drop_layers
+
+PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
+PROMPT_TOKENS, NEW_TOKENS = 1000, 96
+DROPPED_LAYERS = (14, 18)
+
+
+class RandomDrafter:
+    """Proposes random ids, a few outside the vocabulary, some from the text so far."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._rng = np.random.default_rng(0)
+        self._n_vocab = n_vocab
+
+    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        """Return up to `k` ids, right ones by chance only."""
+        ids = self._rng.integers(-1, self._n_vocab + 1, k)
+        recent = self._rng.choice(np.asarray(tokens[-64:]), k)
+        return [int(id_) for id_ in np.where(self._rng.random(k) < 0.5, recent, ids)]
+
+
+@dataclass
+class Tally:
+    """What came of one drafter over all prompts."""
+
+    compared: int = 0
+    different: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+
+
+def main() -> None:
+    """Run the comparison, print its counts, exit with 1 if any id differs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("model", nargs="?", default="smollm2-135m", help="name or GGUF file")
+    parser.add_argument("--limit", type=int, default=60, help="prompts to run")
+    arguments = parser.parse_args()
+
+    path = specrs.pull(arguments.model)
+    llm = specrs.Llama(path)
+    prompts = [json.loads(line) for line in PROMPTS.read_text().splitlines()][: arguments.limit]
+    plain_seconds = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        draft = specrs.Llama(drop_layers(path, Path(folder) / "draft.gguf", DROPPED_LAYERS))
+        drafters: dict[str, specrs.Drafter] = {
+            "PromptLookup": specrs.PromptLookup(),
+            "random ids": RandomDrafter(llm.n_vocab),
+            f"DraftModel, without layers {DROPPED_LAYERS}": specrs.DraftModel(draft),
+        }
+        tallies = {name: Tally() for name in drafters}
+        for number, prompt in enumerate(prompts, 1):
+            ids = llm.tokenize(prompt["prompt"])[:PROMPT_TOKENS]
+            plain = llm.generate(ids, max_tokens=NEW_TOKENS)
+            plain_seconds += plain.stats.decode_seconds
+            for name, drafter in drafters.items():
+                out = llm.generate(ids, max_tokens=NEW_TOKENS, drafter=drafter)
+                add(tallies[name], plain, out)
+            print(f"\r{number}/{len(prompts)} {prompt['task']:16}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    print(f"{path.name}, kernels {llm.kernels}, {llm.threads} threads, {len(prompts)} prompts")
+    for name, tally in tallies.items():
+        print(
+            f"{name}: {tally.compared} ids compared, {tally.different} different; "
+            f"{tally.accepted}/{tally.drafted} draft tokens accepted, {tally.calls} calls, "
+            f"decoding at {plain_seconds / tally.seconds:.2f}x of plain"
+        )
+    sys.exit(any(tally.different or not tally.compared for tally in tallies.values()))
+
+
+def add(tally: Tally, plain: specrs.Completion, out: specrs.Completion) -> None:
+    """Count one prompt: ids that differ, a missing or additional one too."""
+    pairs = zip(plain.tokens, out.tokens, strict=False)
+    tally.different += sum(ours != theirs for ours, theirs in pairs)
+    tally.different += abs(len(plain.tokens) - len(out.tokens))
+    tally.compared += len(plain.tokens)
+    tally.drafted += out.stats.num_draft_tokens
+    tally.accepted += out.stats.num_accepted_tokens
+    tally.calls += out.stats.forward_calls
+    tally.seconds += out.stats.decode_seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+//! The paged, copy-on-write key/value cache of one sequence.
+//!
+//! A page holds [`PAGE`] positions of all layers. Pages are reference-counted: a clone of a cache copies a list of
+//! pointers, and a page that others hold is copied before it is written. So snapshots are cheap and never go stale.
+
+use crate::kernels::shared::Shared;
+use half::f16;
+use std::sync::Arc;
+
+/// Positions in a page: one block of attention.
+pub const PAGE: usize = 64;
+
+/// What determines the layout of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Layers.
+    pub n_layer: usize,
+    /// Key/value heads.
+    pub n_head_kv: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl CacheShape {
+    /// Width of a head as stored: padded with zeros to whole registers of 16.
+    pub fn padded_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(16)
+    }
+
+    fn head_len(&self) -> usize {
+        2 * PAGE * self.padded_dim()
+    }
+
+    fn page_len(&self) -> usize {
+        self.n_layer * self.n_head_kv * self.head_len()
+    }
+
+    /// Bytes that one cached position takes.
+    pub fn bytes_per_token(&self) -> usize {
+        self.page_len() * size_of::<f16>() / PAGE
+    }
+}
+
+/// Keys and values of 64 positions: for each layer and head the keys as `[dim][position]`, then the values as
+/// `[position][dim]`, so that both products of attention run along registers.
+pub struct Page {
+    shape: CacheShape,
+    data: Shared<f16>,
+}
+
+impl Page {
+    fn new(shape: CacheShape) -> Self {
+        Self { shape, data: Shared::zeroed(shape.page_len()) }
+    }
+
+    fn copy(&self) -> Self {
+        let new = Self::new(self.shape);
+        new.data.write(0..new.data.len()).copy_from_slice(self.values_of_all_heads());
+        new
+    }
+
+    /// Keys and values of all layers and heads, for saving.
+    pub fn values_of_all_heads(&self) -> &[f16] {
+        self.data.read(0..self.data.len())
+    }
+
+    fn head(&self, layer: usize, head: usize) -> usize {
+        (layer * self.shape.n_head_kv + head) * self.shape.head_len()
+    }
+
+    /// Keys of one head, `[padded_dim][PAGE]`.
+    pub fn keys(&self, layer: usize, head: usize) -> &[f16] {
+        let at = self.head(layer, head);
+        self.data.read(at..at + self.shape.head_len() / 2)
+    }
+
+    /// Values of one head, `[PAGE][padded_dim]`.
+    pub fn values(&self, layer: usize, head: usize) -> &[f16] {
+        let at = self.head(layer, head) + self.shape.head_len() / 2;
+        self.data.read(at..at + self.shape.head_len() / 2)
+    }
+
+    /// Stores the key and value of one position. One thread a position and head; see [`Shared::write`].
+    pub fn store(&self, layer: usize, head: usize, position: usize, key: &[f16], value: &[f16]) {
+        let at = self.head(layer, head);
+        let width = self.shape.padded_dim();
+        for (d, &key) in key.iter().enumerate() {
+            let at = at + d * PAGE + position;
+            self.data.write(at..at + 1)[0] = key;
+        }
+        let at = at + width * PAGE + position * width;
+        self.data.write(at..at + value.len()).copy_from_slice(value);
+    }
+}
+
+/// The cache of one sequence.
+#[derive(Clone)]
+pub struct KvCache {
+    shape: CacheShape,
+    pages: Vec<Arc<Page>>,
+    len: usize,
+}
+
+impl KvCache {
+    /// An empty cache.
+    pub fn new(shape: CacheShape) -> Self {
+        Self { shape, pages: Vec::new(), len: 0 }
+    }
+
+    /// The layout of its pages.
+    pub fn shape(&self) -> CacheShape {
+        self.shape
+    }
+
+    /// Cached positions.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is cached.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pages that hold `len()` positions.
+    pub fn pages(&self) -> &[Arc<Page>] {
+        &self.pages
+    }
+
+    /// Makes room for `count` positions after the cached ones, in pages that nobody else holds.
+    ///
+    /// The positions count as cached only after [`KvCache::commit`].
+    pub fn reserve(&mut self, count: usize) {
+        for i in self.len / PAGE..(self.len + count).div_ceil(PAGE) {
+            match self.pages.get_mut(i) {
+                None => self.pages.push(Arc::new(Page::new(self.shape))),
+                Some(page) => {
+                    if Arc::get_mut(page).is_none() {
+                        *page = Arc::new(page.copy());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts `count` more positions as cached.
+    pub fn commit(&mut self, count: usize) {
+        self.len += count;
+        assert!(self.len <= self.pages.len() * PAGE, "committed positions were reserved");
+    }
+
+    /// Forgets the positions from `len` on; nothing happens if there are none.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.pages.truncate(self.len.div_ceil(PAGE));
+    }
+
+    /// A cache of `len` positions from the values of its pages; `None` if their number does not fit.
+    pub fn from_values(shape: CacheShape, len: usize, values: &[f16]) -> Option<Self> {
+        if values.len() != len.div_ceil(PAGE) * shape.page_len() {
+            return None;
+        }
+        let pages = values.chunks_exact(shape.page_len()).map(|values| {
+            let page = Page::new(shape);
+            page.data.write(0..page.data.len()).copy_from_slice(values);
+            Arc::new(page)
+        });
+        Some(Self { shape, len, pages: pages.collect() })
+    }
+}

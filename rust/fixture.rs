@@ -1,0 +1,230 @@
+//! Files for tests: temporary ones, and GGUF files written field by field, wrong ones included.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::blocks::GgmlType;
+use crate::metadata::{Array, Value};
+
+/// A file that is removed when it goes out of scope.
+pub struct TempFile(PathBuf);
+
+impl TempFile {
+    pub fn new(bytes: &[u8]) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self::named(&format!("{count}.gguf"), bytes)
+    }
+
+    /// A file whose name ends in `name`.
+    pub fn named(name: &str, bytes: &[u8]) -> Self {
+        let name = format!("specrs-test-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, bytes).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Writes a GGUF file; everything can be set to something wrong.
+#[derive(Clone)]
+pub struct GgufWriter {
+    pub version: u32,
+    pub alignment: usize,
+    pub values: Vec<(String, Value)>,
+    pub tensors: Vec<FileTensor>,
+}
+
+#[derive(Clone)]
+pub struct FileTensor {
+    pub name: String,
+    pub type_id: u32,
+    pub shape: Vec<u64>,
+    /// Where the header says the data is, relative to the data section; `None` is where it is.
+    pub offset: Option<u64>,
+    pub data: Vec<u8>,
+}
+
+impl GgufWriter {
+    pub fn new() -> Self {
+        Self { version: 3, alignment: 32, values: Vec::new(), tensors: Vec::new() }
+    }
+
+    /// Set or replace a value.
+    pub fn set(&mut self, key: &str, value: Value) -> &mut Self {
+        self.values.retain(|(other, _)| other != key);
+        self.values.push((key.to_owned(), value));
+        self
+    }
+
+    pub fn remove(&mut self, key: &str) -> &mut Self {
+        self.values.retain(|(other, _)| other != key);
+        self
+    }
+
+    /// Add a tensor whose bytes count up.
+    pub fn tensor(&mut self, name: &str, dtype: GgmlType, shape: &[u64]) -> &mut Self {
+        let weights = shape.iter().product::<u64>() as usize;
+        let bytes = weights / dtype.block_len() * dtype.block_bytes();
+        let data = (0..bytes).map(|i| (i % 251) as u8).collect();
+        self.data(name, dtype, shape, data)
+    }
+
+    pub fn data(&mut self, name: &str, dtype: GgmlType, shape: &[u64], data: Vec<u8>) -> &mut Self {
+        self.tensors.push(FileTensor {
+            name: name.to_owned(),
+            type_id: dtype.id(),
+            shape: shape.to_vec(),
+            offset: None,
+            data,
+        });
+        self
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(self.version.to_le_bytes());
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.values.len() as u64).to_le_bytes());
+        for (key, value) in &self.values {
+            write_string(&mut out, key);
+            write_value(&mut out, value);
+        }
+        let mut offset = 0;
+        for tensor in &self.tensors {
+            write_string(&mut out, &tensor.name);
+            out.extend((tensor.shape.len() as u32).to_le_bytes());
+            for n in &tensor.shape {
+                out.extend(n.to_le_bytes());
+            }
+            out.extend(tensor.type_id.to_le_bytes());
+            out.extend(tensor.offset.unwrap_or(offset as u64).to_le_bytes());
+            offset = (offset + tensor.data.len()).next_multiple_of(self.alignment);
+        }
+        for tensor in &self.tensors {
+            out.resize(out.len().next_multiple_of(self.alignment), 0);
+            out.extend(&tensor.data);
+        }
+        out
+    }
+
+    pub fn file(&self) -> TempFile {
+        TempFile::new(&self.bytes())
+    }
+}
+
+fn write_string(out: &mut Vec<u8>, string: &str) {
+    out.extend((string.len() as u64).to_le_bytes());
+    out.extend(string.as_bytes());
+}
+
+fn write_value(out: &mut Vec<u8>, value: &Value) {
+    macro_rules! number {
+        ($id:expr, $number:expr) => {{
+            out.extend(u32::to_le_bytes($id));
+            out.extend($number.to_le_bytes());
+        }};
+    }
+    match value {
+        Value::U8(v) => number!(0, v),
+        Value::I8(v) => number!(1, v),
+        Value::U16(v) => number!(2, v),
+        Value::I16(v) => number!(3, v),
+        Value::U32(v) => number!(4, v),
+        Value::I32(v) => number!(5, v),
+        Value::F32(v) => number!(6, v),
+        Value::Bool(v) => number!(7, u8::from(*v)),
+        Value::String(v) => {
+            out.extend(8u32.to_le_bytes());
+            write_string(out, v);
+        }
+        Value::Array(v) => {
+            out.extend(9u32.to_le_bytes());
+            write_array(out, v);
+        }
+        Value::U64(v) => number!(10, v),
+        Value::I64(v) => number!(11, v),
+        Value::F64(v) => number!(12, v),
+    }
+}
+
+fn write_array(out: &mut Vec<u8>, array: &Array) {
+    macro_rules! numbers {
+        ($id:expr, $numbers:expr) => {{
+            out.extend(u32::to_le_bytes($id));
+            out.extend(($numbers.len() as u64).to_le_bytes());
+            $numbers.iter().for_each(|v| out.extend(v.to_le_bytes()));
+        }};
+    }
+    match array {
+        Array::U8(v) => numbers!(0, v),
+        Array::I8(v) => numbers!(1, v),
+        Array::U16(v) => numbers!(2, v),
+        Array::I16(v) => numbers!(3, v),
+        Array::U32(v) => numbers!(4, v),
+        Array::I32(v) => numbers!(5, v),
+        Array::F32(v) => numbers!(6, v),
+        Array::Bool(v) => {
+            out.extend(7u32.to_le_bytes());
+            out.extend((v.len() as u64).to_le_bytes());
+            out.extend(v.iter().map(|&v| u8::from(v)));
+        }
+        Array::String(v) => {
+            out.extend(8u32.to_le_bytes());
+            out.extend((v.len() as u64).to_le_bytes());
+            v.iter().for_each(|v| write_string(out, v));
+        }
+        Array::Array(v) => {
+            out.extend(9u32.to_le_bytes());
+            out.extend((v.len() as u64).to_le_bytes());
+            v.iter().for_each(|v| write_array(out, v));
+        }
+        Array::U64(v) => numbers!(10, v),
+        Array::I64(v) => numbers!(11, v),
+        Array::F64(v) => numbers!(12, v),
+    }
+}
+
+/// A Llama of two blocks with random-looking weights; its fields can be changed before it is written.
+pub fn tiny_llama() -> GgufWriter {
+    let mut model = GgufWriter::new();
+    model
+        .set("general.architecture", Value::String("llama".into()))
+        .set("llama.block_count", Value::U32(2))
+        .set("llama.context_length", Value::U32(128))
+        .set("llama.embedding_length", Value::U32(64))
+        .set("llama.feed_forward_length", Value::U32(96))
+        .set("llama.attention.head_count", Value::U32(4))
+        .set("llama.attention.head_count_kv", Value::U32(2))
+        .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    model
+        .tensor("token_embd.weight", GgmlType::F32, &[64, 80])
+        .tensor("output.weight", GgmlType::F32, &[64, 80])
+        .tensor("output_norm.weight", GgmlType::F32, &[64]);
+    for layer in 0..2 {
+        for (name, shape) in [
+            ("attn_norm", &[64][..]),
+            ("attn_q", &[64, 64]),
+            ("attn_k", &[64, 32]),
+            ("attn_v", &[64, 32]),
+            ("attn_output", &[64, 64]),
+            ("ffn_norm", &[64]),
+            ("ffn_gate", &[64, 96]),
+            ("ffn_up", &[64, 96]),
+            ("ffn_down", &[96, 64]),
+        ] {
+            model.tensor(&format!("blk.{layer}.{name}.weight"), GgmlType::F32, shape);
+        }
+    }
+    model
+}

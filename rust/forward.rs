@@ -1,0 +1,431 @@
+//! One pass through the decoder: the program that every worker runs.
+//!
+//! Between two barriers workers write disjoint parts of the buffers: rows in the norms, tiles in the products, heads
+//! in attention. Every value is computed by the same operations in the same order whatever the number of rows and
+//! workers, so a row of the result depends on its own sequence alone, to the bit.
+
+use crate::attention::{Accumulator, Unit, Workspace};
+use crate::cache::Page;
+use crate::config::Config;
+use crate::kernels::layout::{GROUP, TILE};
+use crate::kernels::shared::Shared;
+use crate::kernels::vector::SoftmaxState;
+use crate::kernels::Kernels;
+use crate::matmul::{for_each_tile, Activations};
+use crate::threads::Worker;
+use crate::weights::{Layer, Matrix, Weights};
+use half::f16;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// Queries in a unit of attention: their scores and sums stay in the first-level cache.
+const UNIT_QUERIES: usize = 48;
+
+/// What a forward reads and never changes.
+pub struct Decoder {
+    /// Shapes and constants.
+    pub config: Config,
+    /// The kernels in use.
+    pub kernels: Kernels,
+    /// The packed weights.
+    pub weights: Weights,
+}
+
+/// Intermediate results of a pass, reused from one to the next.
+pub struct Buffers {
+    /// Rows there is room for.
+    pub rows: usize,
+    /// The residual stream.
+    x: Shared<f32>,
+    /// Queries, keys and values.
+    qkv: Shared<f32>,
+    /// Normed input of the products.
+    normed: Activations,
+    /// Attention output.
+    attended: Activations,
+    /// Activated feed-forward values.
+    hidden: Activations,
+}
+
+impl Buffers {
+    /// Room for `rows` rows.
+    pub fn new(config: &Config, rows: usize) -> Self {
+        Self {
+            rows,
+            x: Shared::zeroed(rows * config.n_embd),
+            qkv: Shared::zeroed(rows * (config.n_head + 2 * config.n_head_kv) * config.head_dim),
+            normed: Activations::new(rows, config.n_embd),
+            attended: Activations::new(rows, config.n_head * config.head_dim),
+            hidden: Activations::new(rows, config.n_ff),
+        }
+    }
+}
+
+/// A token to be processed.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// Its id.
+    pub token: u32,
+    /// Index into [`Pass::new`]'s `sequences`.
+    pub sequence: usize,
+    /// Its position in the sequence.
+    pub position: usize,
+}
+
+/// Rows of one sequence, at consecutive positions, that attend together.
+struct UnitRows {
+    rows: Range<usize>,
+    segments: usize,
+    /// Where its partial results start, in queries, when segments run in parallel.
+    partial: usize,
+}
+
+/// One pass over the weights, shared by its workers.
+pub struct Pass {
+    decoder: Arc<Decoder>,
+    buffers: Buffers,
+    rows: Vec<Row>,
+    /// Pages of every sequence.
+    sequences: Vec<Vec<Arc<Page>>>,
+    /// Rows whose logits are wanted.
+    wanted: Vec<usize>,
+    /// Cosines and sines of every row's rotation, `[rows][pairs]` each.
+    angles: [Vec<f32>; 2],
+    units: Vec<UnitRows>,
+    /// States and sums of single segments, when these run in parallel.
+    partials: Option<(Shared<SoftmaxState>, Shared<f32>)>,
+    logits: Shared<f32>,
+    stopped: AtomicBool,
+}
+
+impl Pass {
+    /// Plans a pass over `rows`; those of one sequence stand together and in order.
+    pub fn new(
+        decoder: Arc<Decoder>,
+        buffers: Buffers,
+        rows: Vec<Row>,
+        sequences: Vec<Vec<Arc<Page>>>,
+        wanted: Vec<usize>,
+        workers: usize,
+    ) -> Self {
+        let config = &decoder.config;
+        let angle = |row: &Row| {
+            let position = row.position as f64;
+            config.rope_freqs.iter().map(move |&freq| position * freq).collect::<Vec<_>>()
+        };
+        let angles: Vec<f64> = rows.iter().flat_map(angle).collect();
+        let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
+
+        let group = config.n_head / config.n_head_kv;
+        let unit_rows = (UNIT_QUERIES / group).max(1);
+        let mut units: Vec<UnitRows> = Vec::new();
+        let mut partial = 0;
+        for (i, row) in rows.iter().enumerate() {
+            let segments = Unit::segments_at(row.position);
+            match units.last_mut() {
+                Some(unit) if unit.rows.len() < unit_rows && rows[unit.rows.start].sequence == row.sequence => {
+                    unit.rows.end = i + 1;
+                    unit.segments = segments;
+                }
+                _ => units.push(UnitRows { rows: i..i + 1, segments, partial: 0 }),
+            }
+        }
+        for unit in &mut units {
+            unit.partial = partial;
+            partial += config.n_head_kv * unit.segments * unit.rows.len() * group;
+        }
+        // A few rows over a long cache make too few units to keep all workers busy.
+        let split =
+            workers > 1 && units.len() * config.n_head_kv < 4 * workers && units.iter().any(|unit| unit.segments > 1);
+        let width = config.head_dim.next_multiple_of(16);
+        let partials = split.then(|| (Shared::zeroed(partial), Shared::zeroed(partial * width)));
+        let logits = Shared::zeroed(wanted.len() * config.n_vocab);
+        let stopped = AtomicBool::new(false);
+        Self { buffers, rows, sequences, wanted, angles, units, partials, logits, stopped, decoder }
+    }
+
+    /// The logits, `[wanted][n_vocab]`, and the buffers; `None` for the logits if the pass was stopped.
+    pub fn finish(self) -> (Option<Vec<f32>>, Buffers) {
+        let logits = (!self.stopped.into_inner()).then(|| self.logits.into_vec());
+        (logits, self.buffers)
+    }
+
+    /// The program.
+    pub fn run(&self, worker: &mut Worker<'_>) {
+        let mut local = Local::default();
+        self.embed(worker);
+        for (index, layer) in self.decoder.weights.layers.iter().enumerate() {
+            if worker.poll() {
+                self.stopped.store(true, Ordering::Relaxed);
+            }
+            self.norm(worker, 0..self.rows.len(), &layer.attn_norm, |row| row);
+            worker.barrier();
+            if self.stopped.load(Ordering::Relaxed) {
+                return;
+            }
+            self.project(worker, layer, &mut local);
+            worker.barrier();
+            self.store(worker, index, &mut local);
+            worker.barrier();
+            self.attend(worker, index, &mut local);
+            worker.barrier();
+            self.quantize_attended(worker);
+            worker.barrier();
+            self.add_product(worker, &layer.attn_output, &self.buffers.attended, &mut local);
+            worker.barrier();
+            self.norm(worker, 0..self.rows.len(), &layer.ffn_norm, |row| row);
+            worker.barrier();
+            self.activate(worker, layer, &mut local);
+            worker.barrier();
+            self.add_product(worker, &layer.ffn_down, &self.buffers.hidden, &mut local);
+            worker.barrier();
+        }
+        self.norm(worker, 0..self.wanted.len(), &self.decoder.weights.output_norm, |i| self.wanted[i]);
+        worker.barrier();
+        self.output(worker, &mut local);
+    }
+
+    fn residual(&self, row: usize) -> Range<usize> {
+        let width = self.decoder.config.n_embd;
+        row * width..(row + 1) * width
+    }
+
+    fn embed(&self, worker: &Worker<'_>) {
+        for row in worker.share(self.rows.len(), 1) {
+            let x = self.buffers.x.write(self.residual(row));
+            self.decoder.weights.embedding.row(self.rows[row].token as usize, x);
+        }
+    }
+
+    /// Norms the residual of row `source(i)` into row `i` of the products' input.
+    fn norm(&self, worker: &Worker<'_>, rows: Range<usize>, gain: &[f32], source: impl Fn(usize) -> usize) {
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        let normed = &self.buffers.normed;
+        for row in worker.share(rows.len(), 1) {
+            let x = self.buffers.x.read(self.residual(source(row)));
+            kernels.rms_norm(x, gain, config.rms_eps, normed.values(row, 0..config.n_embd));
+            normed.quantize(kernels, row, 0..normed.groups());
+        }
+    }
+
+    /// Queries, keys and values.
+    fn project(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
+        let width: usize = layer.qkv.iter().map(|m| m.rows).sum();
+        let share = worker.share(layer.qkv.iter().map(Matrix::tiles).sum(), 1);
+        let (mut first_tile, mut first_column) = (0, 0);
+        for matrix in &layer.qkv {
+            let own = |at: usize| at.clamp(first_tile, first_tile + matrix.tiles()) - first_tile;
+            let tiles = own(share.start)..own(share.end);
+            self.multiply(matrix, tiles, &self.buffers.normed, self.rows.len(), local, |row, columns, values| {
+                let at = row * width + first_column;
+                self.buffers.qkv.write(at + columns.start..at + columns.end).copy_from_slice(values);
+            });
+            first_tile += matrix.tiles();
+            first_column += matrix.rows;
+        }
+    }
+
+    /// Rotates the keys and stores keys and values in the cache.
+    fn store(&self, worker: &Worker<'_>, layer: usize, local: &mut Local) {
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        let dim = config.head_dim;
+        local.halves.resize(2 * dim, f16::ZERO);
+        let (key_half, value_half) = local.halves.split_at_mut(dim);
+        for unit in worker.share(self.rows.len() * config.n_head_kv, 1) {
+            let (row, head) = (unit / config.n_head_kv, unit % config.n_head_kv);
+            let Row { sequence, position, .. } = self.rows[row];
+            let key = self.head(row, config.n_head + head);
+            local.floats.clear();
+            local.floats.extend_from_slice(self.buffers.qkv.read(key));
+            self.rotate(row, &mut local.floats);
+            kernels.to_f16(&local.floats, key_half);
+            let value = self.head(row, config.n_head + config.n_head_kv + head);
+            kernels.to_f16(self.buffers.qkv.read(value), value_half);
+            let page = &self.sequences[sequence][position / crate::cache::PAGE];
+            page.store(layer, head, position % crate::cache::PAGE, key_half, value_half);
+        }
+    }
+
+    /// Where head `head` of a row stands among its queries, keys and values.
+    fn head(&self, row: usize, head: usize) -> Range<usize> {
+        let config = &self.decoder.config;
+        let at = (row * (config.n_head + 2 * config.n_head_kv) + head) * config.head_dim;
+        at..at + config.head_dim
+    }
+
+    fn rotate(&self, row: usize, head: &mut [f32]) {
+        let pairs = self.decoder.config.rope_freqs.len();
+        let [cos, sin] = self.angles.each_ref().map(|a| &a[row * pairs..(row + 1) * pairs]);
+        self.decoder.kernels.rope(head, cos, sin);
+    }
+
+    fn attend(&self, worker: &Worker<'_>, layer: usize, local: &mut Local) {
+        let heads = self.decoder.config.n_head_kv;
+        let Some((states, sums)) = &self.partials else {
+            for item in (worker.index..self.units.len() * heads).step_by(worker.count) {
+                let rows = &self.units[item / heads];
+                let unit = self.unit(layer, rows, item % heads, local);
+                unit.attend(&local.queries, &mut local.total, &mut local.work);
+                self.put_attended(rows, item % heads, local);
+            }
+            return;
+        };
+        let items = |rows: &UnitRows| heads * rows.segments;
+        let span = |rows: &UnitRows, unit: &Unit<'_>, segment: usize| {
+            let at = rows.partial + (unit.head * rows.segments + segment) * unit.queries();
+            at..at + unit.queries()
+        };
+        let mut number = 0;
+        for rows in &self.units {
+            for item in 0..items(rows) {
+                number += 1;
+                if number % worker.count != worker.index {
+                    continue;
+                }
+                let unit = self.unit(layer, rows, item / rows.segments, local);
+                let segment = item % rows.segments;
+                let (new_states, new_sums) = unit.attend_segment(segment, &local.queries, &mut local.work).parts();
+                let span = span(rows, &unit, segment);
+                states.write(span.clone()).copy_from_slice(new_states);
+                sums.write(span.start * unit.width..span.end * unit.width).copy_from_slice(new_sums);
+            }
+        }
+        worker.barrier();
+        for item in (worker.index..self.units.len() * heads).step_by(worker.count) {
+            let rows = &self.units[item / heads];
+            let unit = self.unit_without_queries(layer, rows, item % heads);
+            local.total.clear(unit.queries(), unit.width);
+            for segment in 0..rows.segments {
+                let span = span(rows, &unit, segment);
+                let sums = sums.read(span.start * unit.width..span.end * unit.width);
+                local.total.merge(&self.decoder.kernels, states.read(span), sums);
+            }
+            self.put_attended(rows, item % heads, local);
+        }
+    }
+
+    fn unit_without_queries(&self, layer: usize, rows: &UnitRows, head: usize) -> Unit<'_> {
+        let config = &self.decoder.config;
+        let Row { sequence, position, .. } = self.rows[rows.rows.start];
+        Unit {
+            kernels: &self.decoder.kernels,
+            pages: &self.sequences[sequence],
+            layer,
+            head,
+            position,
+            rows: rows.rows.len(),
+            group: config.n_head / config.n_head_kv,
+            width: config.head_dim.next_multiple_of(16),
+        }
+    }
+
+    /// The unit of `rows` and one key/value head; its queries, scaled and rotated, go to `local.queries`.
+    fn unit(&self, layer: usize, rows: &UnitRows, head: usize, local: &mut Local) -> Unit<'_> {
+        let unit = self.unit_without_queries(layer, rows, head);
+        let scale = 1.0 / (self.decoder.config.head_dim as f32).sqrt();
+        local.queries.clear();
+        for row in rows.rows.clone() {
+            for i in 0..unit.group {
+                let at = local.queries.len();
+                local.queries.extend_from_slice(self.buffers.qkv.read(self.head(row, head * unit.group + i)));
+                self.rotate(row, &mut local.queries[at..]);
+                self.decoder.kernels.scale(&mut local.queries[at..], scale);
+                local.queries.resize(at + unit.width, 0.0);
+            }
+        }
+        unit
+    }
+
+    /// Divides `local.total` by its sums and puts it where the output product reads.
+    fn put_attended(&self, rows: &UnitRows, head: usize, local: &mut Local) {
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        let group = config.n_head / config.n_head_kv;
+        let width = config.head_dim.next_multiple_of(16);
+        let out = local.total.finish(kernels);
+        for (i, out) in out.chunks_exact(width).enumerate() {
+            let at = (head * group + i % group) * config.head_dim;
+            let values = self.buffers.attended.values(rows.rows.start + i / group, at..at + config.head_dim);
+            values.copy_from_slice(&out[..config.head_dim]);
+        }
+    }
+
+    fn quantize_attended(&self, worker: &Worker<'_>) {
+        let attended = &self.buffers.attended;
+        let groups = attended.groups();
+        for unit in worker.share(self.rows.len() * groups, 1) {
+            let g = unit % groups;
+            attended.quantize(&self.decoder.kernels, unit / groups, g..g + 1);
+        }
+    }
+
+    /// The gated half of the feed-forward layer; a worker quantises the columns it computed.
+    fn activate(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
+        let kernels = &self.decoder.kernels;
+        let (hidden, rows) = (&self.buffers.hidden, self.rows.len());
+        let tiles = worker.share(layer.ffn_gate.tiles(), GROUP / TILE);
+        self.multiply(&layer.ffn_gate, tiles.clone(), &self.buffers.normed, rows, local, |row, columns, gate| {
+            hidden.values(row, columns).copy_from_slice(gate);
+        });
+        self.multiply(&layer.ffn_up, tiles.clone(), &self.buffers.normed, rows, local, |row, columns, up| {
+            kernels.swiglu(hidden.values(row, columns), up);
+        });
+        let groups = tiles.start * TILE / GROUP..(tiles.end * TILE).div_ceil(GROUP);
+        for row in 0..rows {
+            hidden.quantize(kernels, row, groups.clone());
+        }
+    }
+
+    /// Adds the product of `matrix` and `input` to the residual stream.
+    fn add_product(&self, worker: &Worker<'_>, matrix: &Matrix, input: &Activations, local: &mut Local) {
+        let tiles = worker.share(matrix.tiles(), 1);
+        self.multiply(matrix, tiles, input, self.rows.len(), local, |row, columns, values| {
+            let at = self.residual(row).start;
+            let x = self.buffers.x.write(at + columns.start..at + columns.end);
+            x.iter_mut().zip(values).for_each(|(x, value)| *x += value);
+        });
+    }
+
+    fn output(&self, worker: &Worker<'_>, local: &mut Local) {
+        let n_vocab = self.decoder.config.n_vocab;
+        let matrix = &self.decoder.weights.output;
+        let tiles = worker.share(matrix.tiles(), 1);
+        self.multiply(matrix, tiles, &self.buffers.normed, self.wanted.len(), local, |row, columns, values| {
+            let at = row * n_vocab;
+            self.logits.write(at + columns.start..at + columns.end).copy_from_slice(values);
+        });
+    }
+
+    /// Multiplies some tiles with the first `rows` rows of `input`: `sink(row, columns, values)`.
+    fn multiply(
+        &self,
+        matrix: &Matrix,
+        tiles: Range<usize>,
+        input: &Activations,
+        rows: usize,
+        local: &mut Local,
+        mut sink: impl FnMut(usize, Range<usize>, &[f32]),
+    ) {
+        if rows == 0 {
+            return;
+        }
+        let input = input.rows(rows);
+        for_each_tile(&self.decoder.kernels, matrix, tiles, input, &mut local.tile, |first, tile, results| {
+            let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
+            for (i, values) in results.iter().enumerate() {
+                sink(first + i, columns.clone(), &values[..columns.len()]);
+            }
+        });
+    }
+}
+
+/// A worker's own memory.
+#[derive(Default)]
+struct Local {
+    tile: Vec<[f32; TILE]>,
+    floats: Vec<f32>,
+    halves: Vec<f16>,
+    queries: Vec<f32>,
+    total: Accumulator,
+    work: Workspace,
+}

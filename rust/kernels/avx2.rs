@@ -1,0 +1,356 @@
+//! AVX2 with FMA: a tile's 16 rows are the lanes of two registers.
+//!
+//! Performance notes:
+//! - With 16 registers a group's quants cannot stay in registers; they are unpacked to the stack once for all rows.
+//! - `vpmaddubsw` saturates at 16 bits, so only as many products are summed there as cannot overflow
+//!   ([`Sums::SPAN`]); 8-bit quants go through it as magnitude times signed activation.
+
+use super::layout::*;
+use super::vector::{self, SoftmaxState};
+use crate::blocks::GgmlType;
+use half::f16;
+use std::arch::x86_64::*;
+
+/// Activation rows that share a pass over the unpacked quants.
+const BLOCK: usize = 4;
+/// Groups that are unpacked together.
+const PANEL: usize = 16;
+
+/// Two registers, rows 0 to 7 and 8 to 15 of a tile.
+type Pair = [__m256; 2];
+
+/// A group ready for multiplication: 8 words of four columns by two half tiles, and the scales of its sub-groups.
+#[derive(Clone, Copy)]
+struct Group {
+    quants: [[__m256i; 2]; 8],
+    scale: [Pair; 2],
+    minimum: [Pair; 2],
+}
+
+/// As [`super::scalar::dot`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    assert!(rows.groups == tile.groups && rows.count() == out.len());
+    assert!(tile.quants.len() == tile.groups * quant_bytes(tile.dtype));
+    assert!(tile.scales.len() == scale_bytes(tile.dtype, tile.groups));
+    match tile.dtype {
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
+            for (i, out) in out.iter_mut().enumerate() {
+                dot_float(tile, &rows.slice(i, 1), out);
+            }
+        }
+        quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    let zero = Group {
+        quants: [[_mm256_setzero_si256(); 2]; 8],
+        scale: [[_mm256_setzero_ps(); 2]; 2],
+        minimum: [[_mm256_setzero_ps(); 2]; 2],
+    };
+    let mut panel = [zero; PANEL];
+    let mut scales = tile.scales;
+    let mut block = zero;
+    out.fill([0.0; TILE]);
+    for first in (0..tile.groups).step_by(PANEL) {
+        let count = PANEL.min(tile.groups - first);
+        for (i, group) in panel[..count].iter_mut().enumerate() {
+            let g = first + i;
+            group.quants = unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
+            read_scales::<L>(&mut scales, g, &mut block, group);
+        }
+        for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+            let rows = rows.slice(BLOCK * i, out.len());
+            match out.len() {
+                1 => dot_panel::<L, 1>(&panel[..count], &rows, first, out),
+                2 => dot_panel::<L, 2>(&panel[..count], &rows, first, out),
+                3 => dot_panel::<L, 3>(&panel[..count], &rows, first, out),
+                _ => dot_panel::<L, BLOCK>(&panel[..count], &rows, first, out),
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_panel<L: Layout, const M: usize>(panel: &[Group], rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
+    let mut acc: [Pair; M] = std::array::from_fn(|m| load(&out[m]));
+    for (i, group) in panel.iter().enumerate() {
+        for (m, acc) in acc.iter_mut().enumerate() {
+            let at = m * rows.groups + first + i;
+            let x = columns(&rows.quants[at * GROUP..][..GROUP]);
+            let s = &rows.scales[at];
+            for sub in 0..GROUP / L::SCALE_COLUMNS {
+                let (negative_sum, sum) = match L::SCALE_COLUMNS {
+                    GROUP => (s.negative_sum, s.sum),
+                    _ => (s.negative_sums[sub], s.sums[sub]),
+                };
+                let words = L::SCALE_COLUMNS / 4;
+                for half in 0..2 {
+                    let dot = integer_dot::<L>(&group.quants, &x, sub * words, words, half, negative_sum);
+                    let scale = _mm256_mul_ps(group.scale[sub][half], _mm256_set1_ps(s.scale));
+                    acc[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[half]);
+                    if L::MINIMA {
+                        acc[half] = _mm256_fmadd_ps(group.minimum[sub][half], _mm256_set1_ps(sum), acc[half]);
+                    }
+                }
+            }
+        }
+    }
+    for (out, acc) in out.iter_mut().zip(acc) {
+        store(out, acc);
+    }
+}
+
+/// How a layout's products are summed in 16 bits.
+struct Sums<L>(std::marker::PhantomData<L>);
+
+impl<L: Layout> Sums<L> {
+    /// Whether quants go as magnitudes: they have 8 bits, 255 * 127 * 2 overflows, 128 * 127 * 2 does not.
+    const SIGNED: bool = L::BITS == 8 || L::CODEBOOK;
+    /// Words of four columns whose pair sums, at most `2 * 127 * quant` each, fit 16 bits together.
+    const SPAN: usize = match L::BITS {
+        _ if Self::SIGNED => 1,
+        6 => 2,
+        5 => 4,
+        _ => 8,
+    };
+}
+
+/// The integer dot products of 8 rows with the activations of `words` words of four columns.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn integer_dot<L: Layout>(
+    quants: &[[__m256i; 2]; 8],
+    x: &[i32; 8],
+    first: usize,
+    words: usize,
+    half: usize,
+    negative_sum: i32,
+) -> __m256i {
+    let mut dot = match L::OFFSET_BITS {
+        Some(bits) if !Sums::<L>::SIGNED => _mm256_set1_epi32(negative_sum << bits),
+        _ => _mm256_setzero_si256(),
+    };
+    let span = Sums::<L>::SPAN.min(words);
+    for start in (first..first + words).step_by(span) {
+        let mut sums = _mm256_setzero_si256();
+        for j in start..start + span {
+            let (mut q, mut a) = (quants[j][half], _mm256_set1_epi32(x[j]));
+            if Sums::<L>::SIGNED {
+                let signed = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+                (q, a) = (_mm256_abs_epi8(signed), _mm256_sign_epi8(a, signed));
+            }
+            sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(q, a));
+        }
+        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
+    }
+    dot
+}
+
+/// The eight words of four columns each of a group of activations.
+#[inline(always)]
+fn columns(quants: &[i8]) -> [i32; 8] {
+    std::array::from_fn(|j| i32::from_le_bytes(std::array::from_fn(|i| quants[4 * j + i] as u8)))
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn f16s(from: &mut &[u8]) -> Pair {
+    let (head, rest) = from.split_at(2 * TILE);
+    *from = rest;
+    [0, 16].map(|at| {
+        let half = &head[at..at + 16];
+        // SAFETY: `half` is 16 bytes long; the load is unaligned.
+        _mm256_cvtph_ps(unsafe { _mm_loadu_si128(half.as_ptr().cast()) })
+    })
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn times_i8s(scale: Pair, from: &mut &[u8]) -> Pair {
+    let (head, rest) = from.split_at(TILE);
+    *from = rest;
+    [0, 1].map(|half| {
+        let factors = &head[8 * half..8 * half + 8];
+        // SAFETY: `factors` is 8 bytes long; the load is unaligned.
+        let factors = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(factors.as_ptr().cast()) });
+        _mm256_mul_ps(scale[half], _mm256_cvtepi32_ps(factors))
+    })
+}
+
+/// Reads the scales of group `g` off the front; `block` keeps those of the super-block.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn read_scales<L: Layout>(from: &mut &[u8], g: usize, block: &mut Group, group: &mut Group) {
+    let target = if L::SUPER_SCALES { &mut *block } else { &mut *group };
+    if !L::SUPER_SCALES || g % SUPER == 0 {
+        target.scale[0] = f16s(from);
+        if L::MINIMA {
+            target.minimum[0] = f16s(from);
+        }
+    }
+    if L::SUPER_SCALES {
+        let subs = GROUP / L::SCALE_COLUMNS;
+        for scale in &mut group.scale[..subs] {
+            *scale = times_i8s(block.scale[0], from);
+        }
+        if L::MINIMA {
+            for minimum in &mut group.minimum[..subs] {
+                *minimum = times_i8s(block.minimum[0], from);
+            }
+        }
+    }
+}
+
+/// A group's quants in lane order.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn unpack<L: Layout>(packed: &[u8]) -> [[__m256i; 2]; 8] {
+    let plane = |i: usize, half: usize| {
+        let plane = &packed[64 * i + 32 * half..][..32];
+        // SAFETY: `plane` is 32 bytes long; the load is unaligned.
+        unsafe { _mm256_loadu_si256(plane.as_ptr().cast()) }
+    };
+    let mask = |v: __m256i, shift: usize, bits: i8| {
+        _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift as i32)), _mm256_set1_epi8(bits))
+    };
+    std::array::from_fn(|j| {
+        [0, 1].map(|half| {
+            let low = match L::BITS {
+                8 => plane(j, half),
+                4..=6 => mask(plane(j / 2, half), 4 * (j % 2), 15),
+                _ => mask(plane(j / 4, half), 2 * (j % 4), 3),
+            };
+            if L::CODEBOOK {
+                // SAFETY: the table is 16 bytes long; the load is unaligned.
+                let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+                return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), low);
+            }
+            let high = match L::BITS {
+                3 => _mm256_slli_epi16::<2>(mask(plane(2, half), j, 1)),
+                5 => _mm256_slli_epi16::<4>(mask(plane(4, half), j, 1)),
+                6 => _mm256_slli_epi16::<4>(mask(plane(4 + j / 4, half), 2 * (j % 4), 3)),
+                _ => return low,
+            };
+            _mm256_or_si256(low, high)
+        })
+    })
+}
+
+/// Float weights, one activation row.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_float(tile: &Tile<'_>, row: &Rows<'_>, out: &mut [f32; TILE]) {
+    let bytes = quant_bytes(tile.dtype) / GROUP;
+    let mut acc = [[_mm256_setzero_ps(); 2]; 4];
+    let mut weights = tile.quants;
+    for x in row.values[..tile.groups * GROUP].chunks_exact(4) {
+        for (acc, &x) in acc.iter_mut().zip(x) {
+            let (column, rest) = weights.split_at(bytes);
+            weights = rest;
+            let w = floats(tile.dtype, column);
+            for half in 0..2 {
+                acc[half] = _mm256_fmadd_ps(w[half], _mm256_set1_ps(x), acc[half]);
+            }
+        }
+    }
+    let [a, b, c, d] = acc;
+    store(out, [0, 1].map(|h| _mm256_add_ps(_mm256_add_ps(a[h], b[h]), _mm256_add_ps(c[h], d[h]))));
+}
+
+/// Sixteen float weights.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn floats(dtype: GgmlType, column: &[u8]) -> Pair {
+    [0, 1].map(|half| {
+        let part = &column[half * column.len() / 2..][..column.len() / 2];
+        // SAFETY: `part` holds 8 weights, 32 bytes of F32 and else 16; the loads are unaligned.
+        unsafe {
+            match dtype {
+                GgmlType::F32 => _mm256_loadu_ps(part.as_ptr().cast()),
+                GgmlType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(part.as_ptr().cast())),
+                _ => {
+                    let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(part.as_ptr().cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+                }
+            }
+        }
+    })
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn load(from: &[f32; TILE]) -> Pair {
+    let (low, high) = from.split_at(8);
+    // SAFETY: 8 floats each; the loads are unaligned.
+    unsafe { [_mm256_loadu_ps(low.as_ptr()), _mm256_loadu_ps(high.as_ptr())] }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn store(to: &mut [f32; TILE], value: Pair) {
+    let (low, high) = to.split_at_mut(8);
+    // SAFETY: 8 floats each; the stores are unaligned.
+    unsafe {
+        _mm256_storeu_ps(low.as_mut_ptr(), value[0]);
+        _mm256_storeu_ps(high.as_mut_ptr(), value[1]);
+    }
+}
+
+/// As [`super::scalar::multiply_f16`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
+    let depth = b.len() / columns;
+    assert!(columns % TILE == 0 && b.len() == depth * columns);
+    assert!(a.len() >= count * depth && c.len() >= count * columns);
+    for n in (0..columns).step_by(TILE) {
+        for i in (0..count).step_by(BLOCK) {
+            let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
+            match count - i {
+                1 => multiply_block::<1>(depth, a, b, n, columns, c),
+                2 => multiply_block::<2>(depth, a, b, n, columns, c),
+                3 => multiply_block::<3>(depth, a, b, n, columns, c),
+                _ => multiply_block::<BLOCK>(depth, a, b, n, columns, c),
+            }
+        }
+    }
+}
+
+/// `M` rows times 16 columns, from column `n` on.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiply_block<const M: usize>(depth: usize, a: &[f32], b: &[f16], n: usize, columns: usize, c: &mut [f32]) {
+    let span = |m: usize| m * columns + n..m * columns + n + TILE;
+    let mut acc: [Pair; M] = std::array::from_fn(|m| load(c[span(m)].as_array().expect("16 floats")));
+    for k in 0..depth {
+        let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
+        for (m, acc) in acc.iter_mut().enumerate() {
+            let x = _mm256_set1_ps(a[m * depth + k]);
+            for half in 0..2 {
+                acc[half] = _mm256_fmadd_ps(x, row[half], acc[half]);
+            }
+        }
+    }
+    for (m, acc) in acc.into_iter().enumerate() {
+        store(c[span(m)].as_mut_array().expect("16 floats"), acc);
+    }
+}
+
+/// As [`super::scalar::to_f16`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn to_f16(values: &[f32], out: &mut [f16]) {
+    assert!(values.len() == out.len());
+    let (values, tail) = values.as_chunks::<8>();
+    let (out, out_tail) = out.as_chunks_mut::<8>();
+    for (value, out) in values.iter().zip(out) {
+        // SAFETY: 8 floats; the load is unaligned.
+        let value = unsafe { _mm256_loadu_ps(value.as_ptr()) };
+        let value = _mm256_min_ps(_mm256_set1_ps(65504.0), _mm256_max_ps(_mm256_set1_ps(-65504.0), value));
+        let half = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(value);
+        // SAFETY: 8 f16 values are 16 bytes; the store is unaligned.
+        unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), half) };
+    }
+    super::scalar::to_f16(tail, out_tail);
+}
+
+vector::instantiate!("avx2,fma,f16c");

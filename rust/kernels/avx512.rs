@@ -1,0 +1,413 @@
+//! AVX-512 with VNNI: a tile's 16 rows are the lanes of one register, four columns a `vpdpbusd`.
+//!
+//! Performance notes:
+//! - Up to [`BLOCK`] activation rows share one pass over the quants in registers. More rows share the unpacking too:
+//!   [`PANEL`] groups at a time are unpacked into L1 and every block of rows runs over them.
+//! - Activation bytes are broadcast from memory inside `vpdpbusd`, which costs a load port and no shuffle.
+
+use super::layout::*;
+use super::vector::{self, SoftmaxState};
+use crate::blocks::GgmlType;
+use half::f16;
+use std::arch::x86_64::*;
+
+/// Activation rows that share one pass over a tile's quants.
+const BLOCK: usize = 8;
+/// Groups that are unpacked together for more rows than that.
+const PANEL: usize = 16;
+
+/// Calls `function::<.., M>(args)` for the row count `M`, 1 to [`BLOCK`].
+macro_rules! with_rows {
+    ($count:expr, $function:ident::<$($generic:ident,)* _>($($arg:expr),*)) => {
+        match $count {
+            1 => $function::<$($generic,)* 1>($($arg),*),
+            2 => $function::<$($generic,)* 2>($($arg),*),
+            3 => $function::<$($generic,)* 3>($($arg),*),
+            4 => $function::<$($generic,)* 4>($($arg),*),
+            5 => $function::<$($generic,)* 5>($($arg),*),
+            6 => $function::<$($generic,)* 6>($($arg),*),
+            7 => $function::<$($generic,)* 7>($($arg),*),
+            8 => $function::<$($generic,)* 8>($($arg),*),
+            count => unreachable!("a block has 1 to 8 rows, not {count}"),
+        }
+    };
+}
+
+/// As [`super::scalar::dot`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    assert!(rows.groups == tile.groups && rows.count() == out.len());
+    assert!(tile.quants.len() == tile.groups * quant_bytes(tile.dtype));
+    assert!(tile.scales.len() == scale_bytes(tile.dtype, tile.groups));
+    assert!(rows.quants.len() == rows.scales.len() * GROUP);
+    match tile.dtype {
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
+            assert!(rows.values.len() == rows.scales.len() * GROUP);
+            for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+                let rows = rows.slice(BLOCK * i, out.len());
+                with_rows!(out.len(), dot_float::<_>(tile, &rows, out));
+            }
+        }
+        quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    if out.len() > BLOCK {
+        dot_panels::<L>(tile, rows, out);
+    } else {
+        with_rows!(out.len(), dot_block::<L, _>(tile, rows, out));
+    }
+}
+
+/// Few rows: quants go from memory to registers to products.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    let mut acc = [_mm512_setzero_ps(); M];
+    let mut scales = ScaleReader::<L>::new(tile.scales);
+    for g in 0..tile.groups {
+        let weights = scales.next(g);
+        let quants = unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
+        accumulate::<L, M>(&quants, &weights, rows, g, &mut acc);
+    }
+    for (out, acc) in out.iter_mut().zip(acc) {
+        store(out, acc);
+    }
+}
+
+/// Many rows: a panel of groups is unpacked once and used by every block of rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot_panels<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    let mut panel = [([_mm512_setzero_si512(); 8], GroupWeights::zero()); PANEL];
+    let mut scales = ScaleReader::<L>::new(tile.scales);
+    out.fill([0.0; TILE]);
+    for first in (0..tile.groups).step_by(PANEL) {
+        let count = PANEL.min(tile.groups - first);
+        for (i, (quants, weights)) in panel[..count].iter_mut().enumerate() {
+            let g = first + i;
+            *weights = scales.next(g);
+            *quants = unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
+        }
+        for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+            let rows = rows.slice(BLOCK * i, out.len());
+            with_rows!(out.len(), dot_panel::<L, _>(&panel[..count], &rows, first, out));
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot_panel<L: Layout, const M: usize>(
+    panel: &[([__m512i; 8], GroupWeights)],
+    rows: &Rows<'_>,
+    first: usize,
+    out: &mut [[f32; TILE]],
+) {
+    let mut acc: [__m512; M] = std::array::from_fn(|m| load(&out[m]));
+    for (i, (quants, weights)) in panel.iter().enumerate() {
+        accumulate::<L, M>(quants, weights, rows, first + i, &mut acc);
+    }
+    for (out, acc) in out.iter_mut().zip(acc) {
+        store(out, acc);
+    }
+}
+
+/// Adds group `g` of every row to the accumulators.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn accumulate<L: Layout, const M: usize>(
+    quants: &[__m512i; 8],
+    weights: &GroupWeights,
+    rows: &Rows<'_>,
+    g: usize,
+    acc: &mut [__m512; M],
+) {
+    for (m, acc) in acc.iter_mut().enumerate() {
+        let at = m * rows.groups + g;
+        let x = columns(&rows.quants[at * GROUP..][..GROUP]);
+        let s = &rows.scales[at];
+        let scale = _mm512_set1_ps(s.scale);
+        if L::SCALE_COLUMNS == GROUP {
+            let mut dot = offset::<L>(s.negative_sum);
+            for j in 0..8 {
+                dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(x[j]));
+            }
+            *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(weights.scale[0], scale), *acc);
+            if L::MINIMA {
+                *acc = _mm512_fmadd_ps(weights.minimum[0], _mm512_set1_ps(s.sum), *acc);
+            }
+        } else {
+            for h in 0..2 {
+                let mut dot = offset::<L>(s.negative_sums[h]);
+                for j in 4 * h..4 * h + 4 {
+                    dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(x[j]));
+                }
+                *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(weights.scale[h], scale), *acc);
+                if L::MINIMA {
+                    *acc = _mm512_fmadd_ps(weights.minimum[h], _mm512_set1_ps(s.sums[h]), *acc);
+                }
+            }
+        }
+    }
+}
+
+/// What the dot product starts with so that the quants' offset is taken off.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn offset<L: Layout>(negative_sum: i32) -> __m512i {
+    match L::OFFSET_BITS {
+        Some(bits) => _mm512_sll_epi32(_mm512_set1_epi32(negative_sum), _mm_cvtsi32_si128(bits as i32)),
+        None => _mm512_setzero_si512(),
+    }
+}
+
+/// The eight words of four columns each of a group of activations.
+#[inline(always)]
+fn columns(quants: &[i8]) -> [i32; 8] {
+    std::array::from_fn(|j| i32::from_le_bytes(std::array::from_fn(|i| quants[4 * j + i] as u8)))
+}
+
+/// Scales and minima of a group's sub-groups.
+#[derive(Clone, Copy)]
+struct GroupWeights {
+    scale: [__m512; 2],
+    minimum: [__m512; 2],
+}
+
+impl GroupWeights {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn zero() -> Self {
+        Self { scale: [_mm512_setzero_ps(); 2], minimum: [_mm512_setzero_ps(); 2] }
+    }
+}
+
+/// Reads the scales of a tile front to back.
+struct ScaleReader<'a, L> {
+    rest: &'a [u8],
+    block: GroupWeights,
+    layout: std::marker::PhantomData<L>,
+}
+
+impl<'a, L: Layout> ScaleReader<'a, L> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    #[inline]
+    fn new(scales: &'a [u8]) -> Self {
+        Self { rest: scales, block: GroupWeights::zero(), layout: std::marker::PhantomData }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    #[inline]
+    fn f16s(&mut self) -> __m512 {
+        let (head, rest) = self.rest.split_at(2 * TILE);
+        self.rest = rest;
+        // SAFETY: `head` is 32 bytes long; the load is unaligned.
+        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(head.as_ptr().cast()) })
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    #[inline]
+    fn i8s(&mut self) -> __m512 {
+        let (head, rest) = self.rest.split_at(TILE);
+        self.rest = rest;
+        // SAFETY: `head` is 16 bytes long; the load is unaligned.
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(head.as_ptr().cast()) }))
+    }
+
+    /// Scales of group `g`; groups are read in order.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    #[inline]
+    fn next(&mut self, g: usize) -> GroupWeights {
+        let mut out = GroupWeights::zero();
+        if !L::SUPER_SCALES {
+            out.scale[0] = self.f16s();
+            if L::MINIMA {
+                out.minimum[0] = self.f16s();
+            }
+            return out;
+        }
+        if g % SUPER == 0 {
+            self.block.scale[0] = self.f16s();
+            if L::MINIMA {
+                self.block.minimum[0] = self.f16s();
+            }
+        }
+        for scale in &mut out.scale[..GROUP / L::SCALE_COLUMNS] {
+            *scale = _mm512_mul_ps(self.block.scale[0], self.i8s());
+        }
+        if L::MINIMA {
+            for minimum in &mut out.minimum[..GROUP / L::SCALE_COLUMNS] {
+                *minimum = _mm512_mul_ps(self.block.minimum[0], self.i8s());
+            }
+        }
+        out
+    }
+}
+
+/// The eight registers of a group's quants in lane order.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn unpack<L: Layout>(packed: &[u8]) -> [__m512i; 8] {
+    let plane = |i: usize| {
+        let plane = &packed[64 * i..][..64];
+        // SAFETY: `plane` is 64 bytes long; the load is unaligned.
+        unsafe { _mm512_loadu_si512(plane.as_ptr().cast()) }
+    };
+    let mask = |v: __m512i, shift: u32, bits: i8| {
+        _mm512_and_si512(_mm512_srl_epi16(v, _mm_cvtsi32_si128(shift as i32)), _mm512_set1_epi8(bits))
+    };
+    let low: [__m512i; 8] = std::array::from_fn(|j| match L::BITS {
+        8 => plane(j),
+        4..=6 => mask(plane(j / 2), 4 * (j as u32 % 2), 15),
+        _ => mask(plane(j / 4), 2 * (j as u32 % 4), 3),
+    });
+    if L::CODEBOOK {
+        // SAFETY: the table is 16 bytes long; the load is unaligned.
+        let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+        return low.map(|quants| _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), quants));
+    }
+    std::array::from_fn(|j| {
+        let high = match L::BITS {
+            3 => _mm512_slli_epi16::<2>(mask(plane(2), j as u32, 1)),
+            5 => _mm512_slli_epi16::<4>(mask(plane(4), j as u32, 1)),
+            6 => _mm512_slli_epi16::<4>(mask(plane(4 + j / 4), 2 * (j as u32 % 4), 3)),
+            _ => return low[j],
+        };
+        _mm512_or_si512(low[j], high)
+    })
+}
+
+/// Float weights, `1 << LOG_BYTES` bytes each (2 bytes: bf16 when `BF16`).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    let columns = tile.groups * GROUP;
+    let weight = |c: usize| {
+        let bytes = quant_bytes(tile.dtype) / GROUP;
+        let column = &tile.quants[c * bytes..][..bytes];
+        // SAFETY: a column holds 16 weights, 64 bytes of F32 and else 32; the loads are unaligned.
+        unsafe {
+            match tile.dtype {
+                GgmlType::F32 => _mm512_loadu_ps(column.as_ptr().cast()),
+                GgmlType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(column.as_ptr().cast())),
+                _ => {
+                    let half = _mm512_cvtepu16_epi32(_mm256_loadu_si256(column.as_ptr().cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(half))
+                }
+            }
+        }
+    };
+    // As many accumulators as fit: the four columns of a step are summed per row at the end.
+    let mut acc = [[_mm512_setzero_ps(); 4]; M];
+    for c in (0..columns).step_by(4) {
+        let weights: [__m512; 4] = std::array::from_fn(|i| weight(c + i));
+        for (m, acc) in acc.iter_mut().enumerate() {
+            let x = &rows.values[m * columns + c..][..4];
+            for i in 0..4 {
+                acc[i] = _mm512_fmadd_ps(weights[i], _mm512_set1_ps(x[i]), acc[i]);
+            }
+        }
+    }
+    for (out, [a, b, c, d]) in out.iter_mut().zip(acc) {
+        store(out, _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d)));
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn load(from: &[f32; TILE]) -> __m512 {
+    // SAFETY: 16 floats; the load is unaligned.
+    unsafe { _mm512_loadu_ps(from.as_ptr()) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn store(to: &mut [f32; TILE], value: __m512) {
+    // SAFETY: 16 floats; the store is unaligned.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
+}
+
+/// As [`super::scalar::multiply_f16`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
+    let depth = b.len() / columns;
+    assert!(columns % TILE == 0 && b.len() == depth * columns);
+    assert!(a.len() >= count * depth && c.len() >= count * columns);
+    for n in (0..columns).step_by(4 * TILE) {
+        let width = (columns - n).min(4 * TILE) / TILE;
+        for i in (0..count).step_by(6) {
+            let rows = (count - i).min(6);
+            let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
+            macro_rules! run {
+                ($($m:literal)*) => {
+                    match (rows, width) {
+                        $(($m, 4) => multiply_block::<$m, 4>(depth, a, b, n, columns, c),)*
+                        $(($m, 3) => multiply_block::<$m, 3>(depth, a, b, n, columns, c),)*
+                        $(($m, 2) => multiply_block::<$m, 2>(depth, a, b, n, columns, c),)*
+                        $(($m, _) => multiply_block::<$m, 1>(depth, a, b, n, columns, c),)*
+                        _ => unreachable!("a block has 1 to 6 rows"),
+                    }
+                };
+            }
+            run!(1 2 3 4 5 6);
+        }
+    }
+}
+
+/// `M` rows times `W` registers of columns, from column `n` on.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn multiply_block<const M: usize, const W: usize>(
+    depth: usize,
+    a: &[f32],
+    b: &[f16],
+    n: usize,
+    columns: usize,
+    c: &mut [f32],
+) {
+    assert!(a.len() >= M * depth && b.len() >= depth * columns && n + W * TILE <= columns);
+    assert!(c.len() >= M * columns);
+    let mut acc = [[_mm512_setzero_ps(); W]; M];
+    for (m, acc) in acc.iter_mut().enumerate() {
+        for (w, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: row m < M of `c`, columns n + 16 w .. + 16 <= columns; checked above.
+            *acc = unsafe { _mm512_loadu_ps(c.as_ptr().add(m * columns + n + w * TILE)) };
+        }
+    }
+    for k in 0..depth {
+        let mut row = [_mm512_setzero_ps(); W];
+        for (w, row) in row.iter_mut().enumerate() {
+            // SAFETY: row k < depth of `b`, 16 columns from n + 16 w; checked above.
+            let half = unsafe { _mm256_loadu_si256(b.as_ptr().add(k * columns + n + w * TILE).cast()) };
+            *row = _mm512_cvtph_ps(half);
+        }
+        for (m, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: row m < M of `a`, depth columns; checked above.
+            let x = _mm512_set1_ps(unsafe { *a.get_unchecked(m * depth + k) });
+            for (acc, row) in acc.iter_mut().zip(row) {
+                *acc = _mm512_fmadd_ps(x, row, *acc);
+            }
+        }
+    }
+    for (m, acc) in acc.iter().enumerate() {
+        for (w, acc) in acc.iter().enumerate() {
+            // SAFETY: as for the loads.
+            unsafe { _mm512_storeu_ps(c.as_mut_ptr().add(m * columns + n + w * TILE), *acc) };
+        }
+    }
+}
+
+/// As [`super::scalar::to_f16`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn to_f16(values: &[f32], out: &mut [f16]) {
+    assert!(values.len() == out.len());
+    let (values, tail) = values.as_chunks::<TILE>();
+    let (out, out_tail) = out.as_chunks_mut::<TILE>();
+    let limit = _mm512_set1_ps(65504.0);
+    for (value, out) in values.iter().zip(out) {
+        let low = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), load(value));
+        let half = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(_mm512_min_ps(limit, low));
+        // SAFETY: 16 f16 values are 32 bytes; the store is unaligned.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), half) };
+    }
+    super::scalar::to_f16(tail, out_tail);
+}
+
+vector::instantiate!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");

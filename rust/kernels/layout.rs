@@ -1,0 +1,250 @@
+//! How weights and activations lie in memory while kernels read them.
+//!
+//! # Weights
+//!
+//! A matrix is cut into *tiles* of [`TILE`] = 16 output rows; a tile is cut along its columns into *groups* of
+//! [`GROUP`] = 32. The 16 rows are the 16 f32 lanes of a 512-bit register, so a kernel never sums across lanes.
+//!
+//! A group of quantised weights is 512 unsigned quants in *lane order*: quant `64 * j + 4 * r + i` belongs to row `r`
+//! and column `4 * j + i`, which is what eight 4-way byte dot products against broadcast activations want. They are
+//! stored as bit planes of 64 bytes each ([`pack_group`]), so a group of `b`-bit quants takes `64 * b` bytes:
+//!
+//! - a *nibble* plane of 256 bytes: byte `64 * p + i` holds quant `128 * p + i` low and quant `128 * p + 64 + i` high;
+//! - a *pair* plane of 128 bytes: bits `2 * k` of byte `64 * h + i` hold quant `64 * (4 * h + k) + i`;
+//! - a *bit* plane of 64 bytes: bit `j` of byte `i` holds quant `64 * j + i`;
+//! - 8-bit quants lie as they are.
+//!
+//! Scales stand apart, in the order in which kernels meet them, 16 rows side by side. Plain formats have f16 scales
+//! (and minima) per group; super-block formats have f16 scales per 8 groups and i8 factors per 16 or 32 columns.
+//! A weight is `scale * (quant - 2^OFFSET_BITS) + minimum`.
+//!
+//! Float weights lie column by column, 16 rows side by side.
+//!
+//! # Activations
+//!
+//! Rows are quantised once to int8 with one f32 scale per group; see [`GroupScale`].
+
+use crate::blocks::GgmlType;
+
+/// Output rows in a tile.
+pub const TILE: usize = 16;
+/// Columns in a group.
+pub const GROUP: usize = 32;
+/// Groups in a super-block of the K-quants.
+pub const SUPER: usize = 8;
+/// Quants in a group of a tile.
+pub const GROUP_QUANTS: usize = TILE * GROUP;
+
+/// The properties of a quantised layout, known at compile time so that each gets its own kernel.
+pub trait Layout {
+    /// Bits of a stored quant: 2, 3, 4, 5, 6 or 8.
+    const BITS: usize;
+    /// A stored quant stands for its value minus `2^OFFSET_BITS`; `None` for no offset.
+    const OFFSET_BITS: Option<u32>;
+    /// Whether there are minima.
+    const MINIMA: bool = false;
+    /// Whether scales come as f16 per super-block times i8 per sub-group.
+    const SUPER_SCALES: bool = false;
+    /// Columns under one scale: 16 or 32.
+    const SCALE_COLUMNS: usize = 32;
+    /// Whether quants are indices into [`IQ4_VALUES`].
+    const CODEBOOK: bool = false;
+}
+
+/// The 16 values of IQ4_NL and IQ4_XS as ggml defines them, each plus 128.
+pub const IQ4_VALUES: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+
+macro_rules! layouts {
+    ($($(#[$doc:meta])* $name:ident { $($body:tt)* })*) => {
+        $($(#[$doc])* #[allow(non_camel_case_types)] pub struct $name;
+        impl Layout for $name { $($body)* })*
+    };
+}
+
+layouts! {
+    /// ggml's Q4_0.
+    Q4_0 { const BITS: usize = 4; const OFFSET_BITS: Option<u32> = Some(3); }
+    /// ggml's Q4_1.
+    Q4_1 { const BITS: usize = 4; const OFFSET_BITS: Option<u32> = None; const MINIMA: bool = true; }
+    /// ggml's Q5_0.
+    Q5_0 { const BITS: usize = 5; const OFFSET_BITS: Option<u32> = Some(4); }
+    /// ggml's Q5_1.
+    Q5_1 { const BITS: usize = 5; const OFFSET_BITS: Option<u32> = None; const MINIMA: bool = true; }
+    /// ggml's Q8_0, its signed quants plus 128.
+    Q8_0 { const BITS: usize = 8; const OFFSET_BITS: Option<u32> = Some(7); }
+    /// ggml's Q2_K.
+    Q2_K {
+        const BITS: usize = 2; const OFFSET_BITS: Option<u32> = None; const MINIMA: bool = true;
+        const SUPER_SCALES: bool = true; const SCALE_COLUMNS: usize = 16;
+    }
+    /// ggml's Q3_K.
+    Q3_K {
+        const BITS: usize = 3; const OFFSET_BITS: Option<u32> = Some(2);
+        const SUPER_SCALES: bool = true; const SCALE_COLUMNS: usize = 16;
+    }
+    /// ggml's Q4_K.
+    Q4_K {
+        const BITS: usize = 4; const OFFSET_BITS: Option<u32> = None; const MINIMA: bool = true;
+        const SUPER_SCALES: bool = true;
+    }
+    /// ggml's Q5_K.
+    Q5_K {
+        const BITS: usize = 5; const OFFSET_BITS: Option<u32> = None; const MINIMA: bool = true;
+        const SUPER_SCALES: bool = true;
+    }
+    /// ggml's Q6_K.
+    Q6_K {
+        const BITS: usize = 6; const OFFSET_BITS: Option<u32> = Some(5);
+        const SUPER_SCALES: bool = true; const SCALE_COLUMNS: usize = 16;
+    }
+    /// ggml's IQ4_NL.
+    IQ4_NL { const BITS: usize = 4; const OFFSET_BITS: Option<u32> = Some(7); const CODEBOOK: bool = true; }
+    /// ggml's IQ4_XS.
+    IQ4_XS {
+        const BITS: usize = 4; const OFFSET_BITS: Option<u32> = Some(7); const CODEBOOK: bool = true;
+        const SUPER_SCALES: bool = true;
+    }
+}
+
+/// Calls `function::<L, ..>(args)` with the [`Layout`] `L` of a quantised `GgmlType`.
+macro_rules! with_layout {
+    ($dtype:expr, $function:ident::<_ $(, $generic:tt)*>($($arg:expr),*)) => {{
+        use $crate::blocks::GgmlType as T;
+        use $crate::kernels::layout as l;
+        match $dtype {
+            T::Q4_0 => $function::<l::Q4_0 $(, $generic)*>($($arg),*),
+            T::Q4_1 => $function::<l::Q4_1 $(, $generic)*>($($arg),*),
+            T::Q5_0 => $function::<l::Q5_0 $(, $generic)*>($($arg),*),
+            T::Q5_1 => $function::<l::Q5_1 $(, $generic)*>($($arg),*),
+            T::Q8_0 => $function::<l::Q8_0 $(, $generic)*>($($arg),*),
+            T::Q2_K => $function::<l::Q2_K $(, $generic)*>($($arg),*),
+            T::Q3_K => $function::<l::Q3_K $(, $generic)*>($($arg),*),
+            T::Q4_K => $function::<l::Q4_K $(, $generic)*>($($arg),*),
+            T::Q5_K => $function::<l::Q5_K $(, $generic)*>($($arg),*),
+            T::Q6_K => $function::<l::Q6_K $(, $generic)*>($($arg),*),
+            T::IQ4_NL => $function::<l::IQ4_NL $(, $generic)*>($($arg),*),
+            T::IQ4_XS => $function::<l::IQ4_XS $(, $generic)*>($($arg),*),
+            T::F32 | T::F16 | T::BF16 => unreachable!("float weights have no quantised layout"),
+        }
+    }};
+}
+pub(crate) use with_layout;
+
+/// Bytes of a group's quants in a tile.
+pub fn quant_bytes(dtype: GgmlType) -> usize {
+    fn bytes<L: Layout>() -> usize {
+        64 * L::BITS
+    }
+    match dtype {
+        GgmlType::F32 => 4 * GROUP_QUANTS,
+        GgmlType::F16 | GgmlType::BF16 => 2 * GROUP_QUANTS,
+        quantised => with_layout!(quantised, bytes::<_>()),
+    }
+}
+
+/// Bytes of the scales of `groups` groups in a tile.
+pub fn scale_bytes(dtype: GgmlType, groups: usize) -> usize {
+    fn bytes<L: Layout>(groups: usize) -> usize {
+        let kinds = 1 + usize::from(L::MINIMA);
+        if L::SUPER_SCALES {
+            groups / SUPER * 2 * TILE * kinds + groups * (GROUP / L::SCALE_COLUMNS) * TILE * kinds
+        } else {
+            groups * 2 * TILE * kinds
+        }
+    }
+    match dtype {
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => 0,
+        quantised => with_layout!(quantised, bytes::<_>(groups)),
+    }
+}
+
+/// Stores 512 quants in lane order as the bit planes of a layout with `bits` bits.
+pub fn pack_group(bits: usize, quants: &[u8; GROUP_QUANTS], out: &mut [u8]) {
+    assert_eq!(out.len(), 64 * bits);
+    out.fill(0);
+    let (low, high) = match bits {
+        8 => return out.copy_from_slice(quants),
+        4..=6 => out.split_at_mut(256),
+        _ => out.split_at_mut(128),
+    };
+    let low_bits = if bits >= 4 { 4 } else { 2 };
+    for (i, &quant) in quants.iter().enumerate() {
+        let (j, byte) = (i / 64, i % 64);
+        if low_bits == 4 {
+            low[64 * (j / 2) + byte] |= (quant & 15) << (4 * (j % 2));
+        } else {
+            low[64 * (j / 4) + byte] |= (quant & 3) << (2 * (j % 4));
+        }
+        let rest = quant >> low_bits;
+        match bits - low_bits {
+            0 => {}
+            1 => high[byte] |= (rest & 1) << j,
+            _ => high[64 * (j / 4) + byte] |= (rest & 3) << (2 * (j % 4)),
+        }
+    }
+}
+
+/// Sixteen rows of a packed matrix.
+#[derive(Clone, Copy)]
+pub struct Tile<'a> {
+    /// Type of the weights.
+    pub dtype: GgmlType,
+    /// Groups of 32 columns.
+    pub groups: usize,
+    /// Quants, `groups * quant_bytes` bytes.
+    pub quants: &'a [u8],
+    /// Scales, `scale_bytes` bytes.
+    pub scales: &'a [u8],
+}
+
+/// What a kernel needs to know about 32 quantised activations: `x = scale * q`.
+///
+/// The sums serve weights with an offset or a minimum, whose part of the dot product is a multiple of the sum of
+/// the activations. They are kept per 16 columns (for scales per 16) and per 32.
+#[repr(C, align(32))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Zeroable)]
+pub struct GroupScale {
+    /// Scale of the 32 quants.
+    pub scale: f32,
+    /// Minus the sum of the quants.
+    pub negative_sum: i32,
+    /// `scale` times the sum of the quants.
+    pub sum: f32,
+    /// Keeps the struct at half a cache line.
+    pub reserved: u32,
+    /// Minus the sum of each half.
+    pub negative_sums: [i32; 2],
+    /// `scale` times the sum of each half.
+    pub sums: [f32; 2],
+}
+
+/// Activation rows as kernels read them; every slice holds whole rows, `groups` groups wide.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// Groups of 32 columns in a row.
+    pub groups: usize,
+    /// The values, for float weights; may be empty when all weights are quantised.
+    pub values: &'a [f32],
+    /// Quants in -127..=127.
+    pub quants: &'a [i8],
+    /// Scales and sums.
+    pub scales: &'a [GroupScale],
+}
+
+impl<'a> Rows<'a> {
+    /// Rows `first..first + count`.
+    pub fn slice(&self, first: usize, count: usize) -> Rows<'a> {
+        let (from, to) = (first * self.groups, (first + count) * self.groups);
+        Rows {
+            groups: self.groups,
+            values: self.values.get(from * GROUP..to * GROUP).unwrap_or(&[]),
+            quants: &self.quants[from * GROUP..to * GROUP],
+            scales: &self.scales[from..to],
+        }
+    }
+
+    /// Number of rows.
+    pub fn count(&self) -> usize {
+        self.scales.len() / self.groups
+    }
+}

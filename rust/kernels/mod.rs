@@ -1,0 +1,163 @@
+//! The compute kernels, behind one table that is chosen at run time.
+//!
+//! [`scalar`] is the specification. Each instruction set has a file with functions of the same names that give the
+//! same bits; a [`Kernels`] value holds one set and can only be made on a CPU that has it.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub mod layout;
+pub mod scalar;
+pub mod shared;
+#[cfg(test)]
+mod tests;
+pub mod vector;
+
+use crate::error::{Error, Result};
+use half::f16;
+use layout::{GroupScale, Rows, Tile, TILE};
+use vector::SoftmaxState;
+
+/// One instruction set's kernels. The functions are documented in [`scalar`] and [`vector`].
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    name: &'static str,
+    dot: unsafe fn(&Tile<'_>, &Rows<'_>, &mut [[f32; TILE]]),
+    multiply_f16: unsafe fn(usize, &[f32], &[f16], usize, &mut [f32]),
+    to_f16: unsafe fn(&[f32], &mut [f16]),
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    rope: unsafe fn(&mut [f32], &[f32], &[f32]),
+    swiglu: unsafe fn(&mut [f32], &[f32]),
+    quantize: unsafe fn(&[f32], &mut [i8], &mut [GroupScale]),
+    softmax_block: unsafe fn(&mut [f32], usize, SoftmaxState) -> (SoftmaxState, f32),
+    scale: unsafe fn(&mut [f32], f32),
+    blend: unsafe fn(&mut [f32], f32, &[f32], f32),
+}
+
+/// A table with the functions of one module.
+macro_rules! table {
+    ($name:literal, $module:ident) => {
+        Kernels {
+            name: $name,
+            dot: $module::dot,
+            multiply_f16: $module::multiply_f16,
+            to_f16: $module::to_f16,
+            rms_norm: $module::rms_norm,
+            rope: $module::rope,
+            swiglu: $module::swiglu,
+            quantize: $module::quantize,
+            softmax_block: $module::softmax_block,
+            scale: $module::scale,
+            blend: $module::blend,
+        }
+    };
+}
+
+/// Safe methods that call through the table.
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {
+        $($(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        pub fn $name(&self, $($arg: $ty),*) $(-> $out)? {
+            // SAFETY: the constructors checked that this CPU has the features the function was compiled for.
+            unsafe { (self.$name)($($arg),*) }
+        })*
+    };
+}
+
+impl Kernels {
+    /// Plain Rust for any CPU.
+    pub fn scalar() -> Self {
+        table!("scalar", scalar)
+    }
+
+    /// AVX2, FMA and F16C, if this CPU has them.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avx2() -> Option<Self> {
+        let has =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        has.then_some(table!("avx2", avx2))
+    }
+
+    /// AVX-512 with VNNI, if this CPU has it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avx512() -> Option<Self> {
+        let has = Self::avx2().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vnni");
+        has.then_some(table!("avx512-vnni", avx512))
+    }
+
+    /// Every set this CPU can run, best first.
+    pub fn available() -> Vec<Self> {
+        #[cfg(target_arch = "x86_64")]
+        let simd = [Self::avx512(), Self::avx2()];
+        #[cfg(not(target_arch = "x86_64"))]
+        let simd: [Option<Self>; 0] = [];
+        simd.into_iter().flatten().chain([Self::scalar()]).collect()
+    }
+
+    /// The best set, or the one that the environment variable `SPECRS_KERNELS` asks for.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if that one is unknown or this CPU cannot run it.
+    pub fn detect() -> Result<Self> {
+        match std::env::var("SPECRS_KERNELS") {
+            Ok(name) => Self::by_name(&name),
+            Err(_) => Ok(Self::available()[0]),
+        }
+    }
+
+    /// The set called `scalar`, `avx2` or `avx512`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if it is unknown or this CPU cannot run it.
+    pub fn by_name(name: &str) -> Result<Self> {
+        let available = Self::available();
+        let found = available.iter().find(|k| k.name.split('-').next() == Some(name));
+        found.copied().ok_or_else(|| {
+            let names: Vec<_> = available.iter().filter_map(|k| k.name.split('-').next()).collect();
+            let fault =
+                if ["scalar", "avx2", "avx512"].contains(&name) { "not available on this CPU" } else { "unknown" };
+            Error::Argument(format!("SPECRS_KERNELS={name} is {fault}; available: {}", names.join(", ")))
+        })
+    }
+
+    /// The name shown to users, such as `avx512-vnni`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    methods! {
+        /// See [`scalar::dot`].
+        dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
+        /// See [`scalar::multiply_f16`].
+        multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]);
+        /// See [`scalar::to_f16`].
+        to_f16(values: &[f32], out: &mut [f16]);
+        /// See [`vector::rms_norm`].
+        rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]);
+        /// See [`vector::rope`].
+        rope(head: &mut [f32], cos: &[f32], sin: &[f32]);
+        /// See [`vector::swiglu`].
+        swiglu(gate: &mut [f32], up: &[f32]);
+        /// See [`vector::quantize`].
+        quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]);
+        /// See [`vector::softmax_block`].
+        softmax_block(scores: &mut [f32], valid: usize, state: SoftmaxState) -> (SoftmaxState, f32);
+        /// See [`vector::scale`].
+        scale(x: &mut [f32], factor: f32);
+        /// See [`vector::blend`].
+        blend(x: &mut [f32], factor: f32, y: &[f32], other: f32);
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}

@@ -1,0 +1,144 @@
+//! The specification of every kernel, in plain loops; the other instruction sets give the same bits.
+
+use super::layout::*;
+use crate::blocks::GgmlType;
+use half::{bf16, f16};
+
+pub use super::vector::*;
+
+/// Dot products of a tile's 16 rows with every activation row: `out[m][r]`.
+pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    match tile.dtype {
+        GgmlType::F32 => dot_float(tile, rows, out, |at| f32::from_le_bytes(bytes(tile.quants, 4 * at))),
+        GgmlType::F16 => dot_float(tile, rows, out, |at| f16::from_le_bytes(bytes(tile.quants, 2 * at)).to_f32()),
+        GgmlType::BF16 => dot_float(tile, rows, out, |at| bf16::from_le_bytes(bytes(tile.quants, 2 * at)).to_f32()),
+        quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
+    }
+}
+
+/// Float weights: four accumulators, one for each column modulo 4, hide the latency of the multiply-add.
+fn dot_float(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]], weight: impl Fn(usize) -> f32) {
+    let columns = tile.groups * GROUP;
+    for (m, out) in out.iter_mut().enumerate() {
+        let x = &rows.values[m * columns..][..columns];
+        *out = std::array::from_fn(|r| {
+            let mut acc = [0.0f32; 4];
+            for (c, &x) in x.iter().enumerate() {
+                acc[c % 4] = weight(TILE * c + r).mul_add(x, acc[c % 4]);
+            }
+            (acc[0] + acc[1]) + (acc[2] + acc[3])
+        });
+    }
+}
+
+fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    let quant_bytes = 64 * L::BITS;
+    let sub_groups = GROUP / L::SCALE_COLUMNS;
+    out.fill([0.0; TILE]);
+    for g in 0..tile.groups {
+        let quants = unpack_group::<L>(&tile.quants[g * quant_bytes..]);
+        let weights = group_weights::<L>(tile.scales, g);
+        for (m, out) in out.iter_mut().enumerate() {
+            let x = &rows.quants[(m * tile.groups + g) * GROUP..][..GROUP];
+            let activation = rows.scales[m * tile.groups + g];
+            for (sub, w) in weights.iter().enumerate().take(sub_groups) {
+                let (negative_sum, sum) = match sub_groups {
+                    1 => (activation.negative_sum, activation.sum),
+                    _ => (activation.negative_sums[sub], activation.sums[sub]),
+                };
+                for r in 0..TILE {
+                    let mut dot = L::OFFSET_BITS.map_or(0, |bits| negative_sum << bits);
+                    for c in sub * L::SCALE_COLUMNS..(sub + 1) * L::SCALE_COLUMNS {
+                        dot += i32::from(quants[lane(r, c)]) * i32::from(x[c]);
+                    }
+                    out[r] = (dot as f32).mul_add(w.scale[r] * activation.scale, out[r]);
+                    if L::MINIMA {
+                        out[r] = w.minimum[r].mul_add(sum, out[r]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Index, in lane order, of the quant of row `r` and column `c` of a group.
+pub fn lane(r: usize, c: usize) -> usize {
+    64 * (c / 4) + 4 * r + c % 4
+}
+
+fn bytes<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
+    std::array::from_fn(|i| from[at + i])
+}
+
+/// The 512 quants of a group in lane order.
+pub fn unpack_group<L: Layout>(packed: &[u8]) -> [u8; GROUP_QUANTS] {
+    std::array::from_fn(|i| {
+        let (j, byte) = (i / 64, i % 64);
+        let nibble = || packed[64 * (j / 2) + byte] >> (4 * (j % 2)) & 15;
+        let pair = |at: usize| packed[at + 64 * (j / 4) + byte] >> (2 * (j % 4)) & 3;
+        let bit = |at: usize| packed[at + byte] >> j & 1;
+        match L::BITS {
+            2 => pair(0),
+            3 => pair(0) | bit(128) << 2,
+            4 if L::CODEBOOK => IQ4_VALUES[usize::from(nibble())],
+            4 => nibble(),
+            5 => nibble() | bit(256) << 4,
+            6 => nibble() | pair(256) << 4,
+            _ => packed[i],
+        }
+    })
+}
+
+/// Scales of 16 rows in one sub-group of columns.
+#[derive(Clone, Copy)]
+pub struct SubGroup {
+    /// Scale of the quants.
+    pub scale: [f32; TILE],
+    /// What is added to every weight; zero without minima.
+    pub minimum: [f32; TILE],
+}
+
+/// The sub-groups of group `g`; both are the same when the layout has one.
+pub fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
+    let f16s =
+        |at: usize| -> [f32; TILE] { std::array::from_fn(|r| f16::from_le_bytes(bytes(scales, at + 2 * r)).to_f32()) };
+    let kinds = 1 + usize::from(L::MINIMA);
+    let minima = |yes: &dyn Fn() -> [f32; TILE]| if L::MINIMA { yes() } else { [0.0; TILE] };
+    if !L::SUPER_SCALES {
+        let at = g * 2 * TILE * kinds;
+        return [SubGroup { scale: f16s(at), minimum: minima(&|| f16s(at + 2 * TILE)) }; 2];
+    }
+    let sub_groups = GROUP / L::SCALE_COLUMNS;
+    let (head, body) = (2 * TILE * kinds, sub_groups * TILE * kinds);
+    let block = g / SUPER * (head + SUPER * body);
+    let factors = block + head + g % SUPER * body;
+    let times_i8 =
+        |f: [f32; TILE], at: usize| -> [f32; TILE] { std::array::from_fn(|r| f[r] * f32::from(scales[at + r] as i8)) };
+    [0, sub_groups - 1].map(|sub| SubGroup {
+        scale: times_i8(f16s(block), factors + sub * TILE),
+        minimum: minima(&|| times_i8(f16s(block + 2 * TILE), factors + (sub_groups + sub) * TILE)),
+    })
+}
+
+/// `c[i][n] += sum over k of a[i][k] * b[k][n]`, each element in ascending `k`: one block of attention.
+///
+/// `b` holds `depth` rows of `columns` f16 values, `columns` a multiple of 16; `a` and `c` have `count` rows,
+/// `depth` and `columns` wide.
+pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
+    let depth = b.len() / columns;
+    for i in 0..count {
+        for n in 0..columns {
+            let c = &mut c[i * columns + n];
+            for k in 0..depth {
+                *c = a[i * depth + k].mul_add(b[k * columns + n].to_f32(), *c);
+            }
+        }
+    }
+}
+
+/// Rounds to f16, clamped to its finite range so that a cached value never makes `0 * x` a NaN.
+pub fn to_f16(values: &[f32], out: &mut [f16]) {
+    for (value, out) in values.iter().zip(out) {
+        *out = f16::from_f32(value.clamp(-65504.0, 65504.0));
+    }
+}

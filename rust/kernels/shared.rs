@@ -1,0 +1,56 @@
+//! Buffers that the threads of one forward fill together.
+//!
+//! A forward runs the same program on every thread, in phases separated by barriers. In a phase each thread writes
+//! its own part of a buffer and nobody reads that part; after the barrier everybody may read. The borrow checker
+//! cannot see barriers, so this file states the contract once and keeps the `unsafe` that relies on it.
+
+use bytemuck::Zeroable;
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
+/// A fixed-size buffer whose disjoint ranges may be written by different threads in one phase.
+pub struct Shared<T> {
+    cells: Box<[UnsafeCell<T>]>,
+}
+
+// SAFETY: access follows the contract of `Shared::write`; T itself may move between threads.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T: Copy + Zeroable> Shared<T> {
+    /// A buffer of `len` zeros.
+    pub fn zeroed(len: usize) -> Self {
+        let cells = (0..len).map(|_| UnsafeCell::new(T::zeroed())).collect();
+        Self { cells }
+    }
+
+    /// The elements as a vector.
+    pub fn into_vec(self) -> Vec<T> {
+        self.cells.into_vec().into_iter().map(UnsafeCell::into_inner).collect()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+
+    /// The elements of `range`. Contract: no thread writes any of them in the current phase.
+    pub fn read(&self, range: Range<usize>) -> &[T] {
+        let cells = &self.cells[range];
+        // SAFETY: `UnsafeCell<T>` has the layout of `T`; by the contract nobody writes these elements meanwhile.
+        unsafe { std::slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) }
+    }
+
+    /// The elements of `range`, to write. Contract: in the current phase no other thread touches any of them, and
+    /// this thread holds no other reference to them.
+    #[allow(clippy::mut_from_ref)]
+    pub fn write(&self, range: Range<usize>) -> &mut [T] {
+        let cells = &self.cells[range];
+        // SAFETY: `UnsafeCell` allows mutation behind `&self`; by the contract this is the only reference.
+        unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), cells.len()) }
+    }
+}

@@ -1,0 +1,340 @@
+//! Every instruction set against the specification, bit for bit, and the specification against f64 arithmetic.
+
+use super::layout::*;
+use super::{scalar, Kernels};
+use crate::blocks::GgmlType;
+use crate::kernels::vector::SoftmaxState;
+use half::f16;
+
+/// A small generator (xorshift64*) so that inputs are the same everywhere.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// Uniform in -1..1.
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// What the quants of a test tile look like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fill {
+    Random,
+    /// All quants and activations at their largest: sums in 16 bits saturate if a kernel is careless.
+    Largest,
+    /// All quants zero, which is the most negative weight of types with an offset.
+    Smallest,
+}
+
+struct TileBytes {
+    dtype: GgmlType,
+    groups: usize,
+    quants: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+impl TileBytes {
+    fn new(dtype: GgmlType, groups: usize, fill: Fill, random: &mut Random) -> Self {
+        let mut byte = || match fill {
+            Fill::Random => random.next() as u8,
+            Fill::Largest => 0xFF,
+            Fill::Smallest => 0,
+        };
+        let quants: Vec<u8> = match dtype.is_float() {
+            false => (0..groups * quant_bytes(dtype)).map(|_| byte()).collect(),
+            true => (0..groups * GROUP_QUANTS).flat_map(|_| float_bytes(dtype, random.float())).collect(),
+        };
+        // Sane f16 scales in every position: super-block factors are then arbitrary i8 values as well.
+        let scales = (0..scale_bytes(dtype, groups) / 2)
+            .flat_map(|_| f16::from_f32(random.float() * 0.1).to_le_bytes())
+            .collect();
+        Self { dtype, groups, quants, scales }
+    }
+
+    fn tile(&self) -> Tile<'_> {
+        Tile { dtype: self.dtype, groups: self.groups, quants: &self.quants, scales: &self.scales }
+    }
+
+    /// Weight of row `r` and column `c` in f64, from the description of the layout.
+    fn weight(&self, r: usize, c: usize) -> f64 {
+        fn weight<L: Layout>(t: &TileBytes, r: usize, c: usize) -> f64 {
+            let quants = scalar::unpack_group::<L>(&t.quants[c / GROUP * 64 * L::BITS..]);
+            let sub = scalar::group_weights::<L>(&t.scales, c / GROUP)[c % GROUP / 16];
+            let offset = L::OFFSET_BITS.map_or(0, |bits| 1 << bits);
+            let quant = i32::from(quants[scalar::lane(r, c % GROUP)]) - offset;
+            f64::from(sub.scale[r]) * f64::from(quant) + f64::from(sub.minimum[r])
+        }
+        let at = |bytes: usize| &self.quants[(TILE * c + r) * bytes..][..bytes];
+        match self.dtype {
+            GgmlType::F32 => f64::from(f32::from_le_bytes(at(4).try_into().unwrap())),
+            GgmlType::F16 => f16::from_le_bytes(at(2).try_into().unwrap()).to_f64(),
+            GgmlType::BF16 => half::bf16::from_le_bytes(at(2).try_into().unwrap()).to_f64(),
+            dtype => with_layout!(dtype, weight::<_>(self, r, c)),
+        }
+    }
+}
+
+fn float_bytes(dtype: GgmlType, value: f32) -> Vec<u8> {
+    match dtype {
+        GgmlType::F32 => value.to_le_bytes().to_vec(),
+        GgmlType::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+        _ => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+    }
+}
+
+struct RowBytes {
+    groups: usize,
+    values: Vec<f32>,
+    quants: Vec<i8>,
+    scales: Vec<GroupScale>,
+}
+
+impl RowBytes {
+    fn new(count: usize, groups: usize, fill: Fill, random: &mut Random) -> Self {
+        let values: Vec<f32> = (0..count * groups * GROUP)
+            .map(|i| match fill {
+                Fill::Random => random.float() * 3.0,
+                _ if i / GROUP % 2 == 0 => 1.0,
+                _ => -1.0,
+            })
+            .collect();
+        let mut quants = vec![0; values.len()];
+        let mut scales = vec![GroupScale::default(); values.len() / GROUP];
+        scalar::quantize(&values, &mut quants, &mut scales);
+        Self { groups, values, quants, scales }
+    }
+
+    fn rows(&self) -> Rows<'_> {
+        Rows { groups: self.groups, values: &self.values, quants: &self.quants, scales: &self.scales }
+    }
+}
+
+fn bits(values: &[[f32; TILE]]) -> Vec<u32> {
+    values.iter().flatten().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn dot_has_the_bits_of_the_specification_for_every_type_and_row_count() {
+    let mut random = Random::new(1);
+    let mut compared = 0;
+    for kernels in Kernels::available() {
+        for dtype in GgmlType::ALL {
+            let step = dtype.block_len().div_ceil(GROUP);
+            // One, two and three blocks, and a number that is no multiple of a panel.
+            for groups in [step, 2 * step, 3 * step, 24] {
+                for fill in [Fill::Random, Fill::Largest, Fill::Smallest] {
+                    let tile = TileBytes::new(dtype, groups, fill, &mut random);
+                    for count in (1..=17).chain([64, 257]) {
+                        if count > 17 && groups != 24 {
+                            continue;
+                        }
+                        let rows = RowBytes::new(count, groups, fill, &mut random);
+                        let mut expected = vec![[0.0; TILE]; count];
+                        scalar::dot(&tile.tile(), &rows.rows(), &mut expected);
+                        let mut got = vec![[f32::NAN; TILE]; count];
+                        kernels.dot(&tile.tile(), &rows.rows(), &mut got);
+                        assert_eq!(bits(&got), bits(&expected), "{kernels:?} {dtype:?} {groups} {fill:?} {count}");
+                        compared += got.len() * TILE;
+                    }
+                }
+            }
+        }
+    }
+    assert!(compared > 1_000_000);
+}
+
+#[test]
+fn a_row_has_the_same_bits_whatever_else_is_in_the_call() {
+    let mut random = Random::new(2);
+    for kernels in Kernels::available() {
+        for dtype in GgmlType::ALL {
+            let tile = TileBytes::new(dtype, 24, Fill::Random, &mut random);
+            let rows = RowBytes::new(40, 24, Fill::Random, &mut random);
+            let mut all = vec![[0.0; TILE]; 40];
+            kernels.dot(&tile.tile(), &rows.rows(), &mut all);
+            for count in 1..=17 {
+                for first in [0, 5, 23] {
+                    let mut some = vec![[0.0; TILE]; count];
+                    kernels.dot(&tile.tile(), &rows.rows().slice(first, count), &mut some);
+                    assert_eq!(bits(&some), bits(&all[first..first + count]), "{kernels:?} {dtype:?} {first} {count}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_specification_is_the_dot_product() {
+    let mut random = Random::new(3);
+    for dtype in GgmlType::ALL {
+        let tile = TileBytes::new(dtype, 16, Fill::Random, &mut random);
+        let rows = RowBytes::new(3, 16, Fill::Random, &mut random);
+        let mut got = vec![[0.0; TILE]; 3];
+        scalar::dot(&tile.tile(), &rows.rows(), &mut got);
+        for (m, got) in got.iter().enumerate() {
+            for (r, &got) in got.iter().enumerate() {
+                let (mut sum, mut magnitude) = (0.0, 0.0);
+                for c in 0..16 * GROUP {
+                    let at = m * 16 * GROUP + c;
+                    let x = match dtype.is_float() {
+                        true => f64::from(rows.values[at]),
+                        false => f64::from(rows.quants[at]) * f64::from(rows.scales[at / GROUP].scale),
+                    };
+                    sum += tile.weight(r, c) * x;
+                    magnitude += (tile.weight(r, c) * x).abs();
+                }
+                // Each of the at most 512 additions rounds to within half a unit of f32.
+                let bound = magnitude * 512.0 * f64::from(f32::EPSILON) / 2.0 + 1e-30;
+                assert!((f64::from(got) - sum).abs() <= bound, "{dtype:?} row {r}: {got} is not {sum}");
+            }
+        }
+    }
+}
+
+#[test]
+fn packing_is_undone_by_unpacking() {
+    fn check<L: Layout>(random: &mut Random) {
+        let quants: [u8; GROUP_QUANTS] = std::array::from_fn(|_| random.next() as u8 & ((1u16 << L::BITS) - 1) as u8);
+        let mut packed = vec![0xAA; 64 * L::BITS];
+        pack_group(L::BITS, &quants, &mut packed);
+        let expected = if L::CODEBOOK { quants.map(|q| IQ4_VALUES[usize::from(q)]) } else { quants };
+        assert!(scalar::unpack_group::<L>(&packed) == expected, "{} bits", L::BITS);
+    }
+    let mut random = Random::new(4);
+    for dtype in GgmlType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
+        with_layout!(dtype, check::<_>(&mut random));
+    }
+}
+
+#[test]
+fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
+    let mut random = Random::new(5);
+    for kernels in Kernels::available() {
+        let mut values: Vec<f32> = (0..8 * GROUP).map(|_| random.float() * 100.0).collect();
+        values[..GROUP].fill(0.0);
+        let (mut quants, mut scales) = (vec![0; values.len()], vec![GroupScale::default(); 8]);
+        kernels.quantize(&values, &mut quants, &mut scales);
+        for (g, s) in scales.iter().enumerate() {
+            let q = &quants[g * GROUP..(g + 1) * GROUP];
+            for (&q, &v) in q.iter().zip(&values[g * GROUP..]) {
+                assert!((f32::from(q) * s.scale - v).abs() <= s.scale * 0.5001);
+            }
+            let sums = [0, 16].map(|at| q[at..at + 16].iter().map(|&q| i32::from(q)).sum::<i32>());
+            assert_eq!(s.negative_sums, sums.map(|s| -s));
+            assert_eq!(s.negative_sum, -(sums[0] + sums[1]));
+            assert_eq!(s.sum, s.scale * (sums[0] + sums[1]) as f32);
+        }
+        let (mut quants2, mut scales2) = (vec![0; values.len()], vec![GroupScale::default(); 8]);
+        scalar::quantize(&values, &mut quants2, &mut scales2);
+        assert!(quants == quants2 && scales == scales2);
+    }
+}
+
+#[test]
+fn exp_is_within_two_ulp() {
+    for i in -87_000..88_000 {
+        let x = i as f32 * 1e-3;
+        let exact = f64::from(x).exp();
+        let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+        let got = f64::from(super::vector::exp(x));
+        assert!((got - exact).abs() <= 2.0 * ulp, "exp({x}) = {got}, not {exact}");
+    }
+    assert_eq!(super::vector::exp(f32::NEG_INFINITY), 0.0);
+    assert_eq!(super::vector::exp(0.0), 1.0);
+}
+
+#[test]
+fn element_wise_kernels_have_the_bits_of_the_specification() {
+    let mut random = Random::new(6);
+    // 1, 15 and 17 leave tails of every kind around registers of 16; 576 is a real width.
+    for n in [1, 15, 16, 17, 64, 576] {
+        let mut floats = |n: usize| -> Vec<f32> { (0..n).map(|_| random.float() * 4.0).collect() };
+        let (a, b, gain) = (floats(2 * n), floats(2 * n), floats(2 * n));
+        let run = |k: &Kernels| {
+            let mut out = vec![vec![0.0; 2 * n], a.clone(), a.clone(), a.clone(), a.clone()];
+            k.rms_norm(&a, &gain, 1e-5, &mut out[0]);
+            k.rope(&mut out[1], &b[..n], &gain[..n]);
+            k.swiglu(&mut out[2], &b);
+            k.scale(&mut out[3], 1.7);
+            k.blend(&mut out[4], 0.3, &b, -1.1);
+            let mut halves = vec![f16::ZERO; 2 * n];
+            k.to_f16(&a, &mut halves);
+            out.push(halves.iter().map(|h| h.to_f32()).collect());
+            out.iter().flatten().map(|v: &f32| v.to_bits()).collect::<Vec<_>>()
+        };
+        for kernels in Kernels::available() {
+            assert_eq!(run(&kernels), run(&Kernels::scalar()), "{kernels:?} {n}");
+        }
+    }
+}
+
+#[test]
+fn rms_norm_and_rope_are_their_formulas() {
+    let mut random = Random::new(7);
+    let x: Vec<f32> = (0..100).map(|_| random.float()).collect();
+    let gain: Vec<f32> = (0..100).map(|_| random.float()).collect();
+    let mut out = vec![0.0; 100];
+    scalar::rms_norm(&x, &gain, 1e-5, &mut out);
+    let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / 100.0;
+    for ((&out, &x), &gain) in out.iter().zip(&x).zip(&gain) {
+        let expected = f64::from(x) / (mean + 1e-5).sqrt() * f64::from(gain);
+        assert!((f64::from(out) - expected).abs() <= expected.abs() * 1e-6);
+    }
+    let mut head = [3.0, 4.0, 1.0, 0.0];
+    scalar::rope(&mut head, &[0.0], &[1.0]);
+    assert_eq!(head, [-4.0, 3.0, 1.0, 0.0], "a quarter turn of the first pair, the rest untouched");
+}
+
+#[test]
+fn attention_kernels_have_the_bits_of_the_specification() {
+    let mut random = Random::new(8);
+    for (depth, columns) in [(64, 64), (16, 64), (64, 16), (80, 64), (64, 80), (128, 64), (64, 128), (48, 112)] {
+        for count in [1, 2, 3, 4, 5, 6, 7, 13, 48] {
+            let a: Vec<f32> = (0..count * depth).map(|_| random.float()).collect();
+            let b: Vec<f16> = (0..depth * columns).map(|_| f16::from_f32(random.float())).collect();
+            let c: Vec<f32> = (0..count * columns).map(|_| random.float()).collect();
+            let run = |k: &Kernels| {
+                let mut c = c.clone();
+                k.multiply_f16(count, &a, &b, columns, &mut c);
+                c.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+            };
+            for kernels in Kernels::available() {
+                assert_eq!(run(&kernels), run(&Kernels::scalar()), "{kernels:?} {count}x{depth}x{columns}");
+            }
+        }
+    }
+    for valid in [1, 2, 15, 16, 17, 63, 64] {
+        let scores: Vec<f32> = (0..64).map(|_| random.float() * 10.0).collect();
+        for state in [SoftmaxState::EMPTY, SoftmaxState { max: 2.0, sum: 3.0 }] {
+            let run = |k: &Kernels| {
+                let mut scores = scores.clone();
+                let (state, factor) = k.softmax_block(&mut scores, valid, state);
+                let all = scores.iter().chain([&state.max, &state.sum, &factor]);
+                all.map(|v| v.to_bits()).collect::<Vec<_>>()
+            };
+            for kernels in Kernels::available() {
+                let got = run(&kernels);
+                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid}");
+                assert!(got[valid..64].iter().all(|&bits| bits == 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_instruction_set_is_chosen_by_name() {
+    assert_eq!(Kernels::by_name("scalar").unwrap().name(), "scalar");
+    let error = Kernels::by_name("sse9").unwrap_err().to_string();
+    assert!(error.contains("unknown") && error.contains("scalar"), "{error}");
+}

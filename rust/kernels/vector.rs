@@ -1,0 +1,228 @@
+//! Element-wise kernels, written once over 16 lanes; each instruction set compiles them with its own features.
+//!
+//! Sums run in 16 lanes that are folded in a fixed tree and multiply-adds are explicit, so the compiler may not
+//! reorder anything and every instruction set gives the same bits.
+
+use super::layout::{GroupScale, GROUP};
+
+const LANES: usize = 16;
+
+/// Sum of 16 lanes as a balanced tree.
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = join(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// e^x, within 2 ulp for -87.3 < x < 88.7; 0 below and e^88.7 above (range reduction and polynomial after Cephes).
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    let clamped = x.clamp(-87.3, 88.7);
+    let shifted = clamped.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-0.693_359_4, clamped);
+    let r = n.mul_add(2.121_944_4e-4, r);
+    let mut p = 1.987_569_1e-4f32;
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = p.mul_add(r, c);
+    }
+    let p = (p * r).mul_add(r, r) + 1.0;
+    // The integer sits in the low mantissa bits; two steps keep 2^128 from overflowing the exponent.
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let half = n >> 1;
+    let power = |e: i32| f32::from_bits(((e + 127) << 23) as u32);
+    let value = p * power(half) * power(n - half);
+    if x < -87.3 {
+        0.0
+    } else {
+        value
+    }
+}
+
+/// RMSNorm (Zhang and Sennrich, 2019): `out = x / sqrt(mean(x^2) + eps) * gain`.
+#[inline(always)]
+pub fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+    let mut lanes = [0.0f32; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let tail = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &v) in lanes.iter_mut().zip(chunk) {
+            *lane = v.mul_add(v, *lane);
+        }
+    }
+    for (lane, &v) in lanes.iter_mut().zip(tail) {
+        *lane = v.mul_add(v, *lane);
+    }
+    let mean = fold(lanes, |a, b| a + b) / x.len() as f32;
+    let factor = 1.0 / (mean + eps).sqrt();
+    for ((out, &x), &gain) in out.iter_mut().zip(x).zip(gain) {
+        *out = x * factor * gain;
+    }
+}
+
+/// Rotates the interleaved pairs of one head by the angles whose cosines and sines are given (RoPE, Su et al., 2021).
+#[inline(always)]
+pub fn rope(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ((pair, &cos), &sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+        let (a, b) = (pair[0], pair[1]);
+        pair[0] = a.mul_add(cos, -(b * sin));
+        pair[1] = a.mul_add(sin, b * cos);
+    }
+}
+
+/// `gate = silu(gate) * up` (SwiGLU, Shazeer, 2020).
+#[inline(always)]
+pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+    for (gate, &up) in gate.iter_mut().zip(up) {
+        *gate = *gate / (1.0 + exp(-*gate)) * up;
+    }
+}
+
+/// Quantises a row, a multiple of 32 long, to int8 with one scale per group of 32.
+#[inline(always)]
+pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
+    const ROUND: f32 = 12_582_912.0;
+    let groups = values.chunks_exact(GROUP).zip(quants.chunks_exact_mut(GROUP));
+    for ((values, quants), out) in groups.zip(scales) {
+        let mut lanes = [0.0f32; LANES];
+        for half in values.chunks_exact(LANES) {
+            for (lane, &v) in lanes.iter_mut().zip(half) {
+                *lane = if v.abs() > *lane { v.abs() } else { *lane };
+            }
+        }
+        let largest = fold(lanes, |a, b| if b > a { b } else { a });
+        let (scale, inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
+        let mut sums = [0i32; 2];
+        for (h, sum) in sums.iter_mut().enumerate() {
+            for i in h * LANES..(h + 1) * LANES {
+                // Rounds to nearest even and leaves the integer in the low bits.
+                let q = (values[i].mul_add(inverse, ROUND).to_bits().wrapping_sub(ROUND.to_bits())) as i8;
+                quants[i] = q;
+                *sum += i32::from(q);
+            }
+        }
+        let sum = sums[0] + sums[1];
+        *out = GroupScale {
+            scale,
+            negative_sum: -sum,
+            sum: scale * sum as f32,
+            reserved: 0,
+            negative_sums: sums.map(|s| -s),
+            sums: sums.map(|s| scale * s as f32),
+        };
+    }
+}
+
+/// Running state of a softmax over blocks of positions (Milakov and Gimelshein, 2018).
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Zeroable)]
+pub struct SoftmaxState {
+    /// Largest score so far.
+    pub max: f32,
+    /// Sum of `exp(score - max)` so far.
+    pub sum: f32,
+}
+
+impl SoftmaxState {
+    /// Nothing seen yet.
+    pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// Turns one row of scores into weights `exp(score - max)`, zero from `valid >= 1` on.
+///
+/// Returns the new state and the factor that brings what was accumulated before to the new maximum.
+#[inline(always)]
+pub fn softmax_block(scores: &mut [f32], valid: usize, state: SoftmaxState) -> (SoftmaxState, f32) {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    scores[valid..].fill(f32::NEG_INFINITY);
+    for chunk in scores.chunks_exact(LANES) {
+        for (lane, &s) in lanes.iter_mut().zip(chunk) {
+            *lane = if s > *lane { s } else { *lane };
+        }
+    }
+    let max = fold(lanes, |a, b| if b > a { b } else { a });
+    let max = if max > state.max { max } else { state.max };
+    let mut lanes = [0.0f32; LANES];
+    for chunk in scores.chunks_exact_mut(LANES) {
+        for (lane, s) in lanes.iter_mut().zip(chunk) {
+            *s = exp(*s - max);
+            *lane += *s;
+        }
+    }
+    let factor = exp(state.max - max);
+    let sum = state.sum.mul_add(factor, fold(lanes, |a, b| a + b));
+    (SoftmaxState { max, sum }, factor)
+}
+
+/// `x *= factor`.
+#[inline(always)]
+pub fn scale(x: &mut [f32], factor: f32) {
+    for x in x {
+        *x *= factor;
+    }
+}
+
+/// `x = x * factor + y * other`.
+#[inline(always)]
+pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
+    for (x, &y) in x.iter_mut().zip(y) {
+        *x = (*x).mul_add(factor, y * other);
+    }
+}
+
+/// `x += y`.
+#[inline(always)]
+pub fn add(x: &mut [f32], y: &[f32]) {
+    for (x, &y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+/// Compiles this module's functions for a set of target features, under the same names.
+macro_rules! instantiate {
+    ($features:literal) => {
+        /// As [`vector::rms_norm`].
+        #[target_feature(enable = $features)]
+        pub fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+            vector::rms_norm(x, gain, eps, out)
+        }
+        /// As [`vector::rope`].
+        #[target_feature(enable = $features)]
+        pub fn rope(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+            vector::rope(head, cos, sin)
+        }
+        /// As [`vector::swiglu`].
+        #[target_feature(enable = $features)]
+        pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+            vector::swiglu(gate, up)
+        }
+        /// As [`vector::quantize`].
+        #[target_feature(enable = $features)]
+        pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
+            vector::quantize(values, quants, scales)
+        }
+        /// As [`vector::softmax_block`].
+        #[target_feature(enable = $features)]
+        pub fn softmax_block(scores: &mut [f32], valid: usize, state: SoftmaxState) -> (SoftmaxState, f32) {
+            vector::softmax_block(scores, valid, state)
+        }
+        /// As [`vector::scale`].
+        #[target_feature(enable = $features)]
+        pub fn scale(x: &mut [f32], factor: f32) {
+            vector::scale(x, factor)
+        }
+        /// As [`vector::blend`].
+        #[target_feature(enable = $features)]
+        pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
+            vector::blend(x, factor, y, other)
+        }
+    };
+}
+pub(super) use instantiate;

@@ -1,0 +1,140 @@
+//! The CPU engine: loads a model and runs forwards over several sequences at once.
+
+use crate::cache::{CacheShape, KvCache};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::forward::{Buffers, Decoder, Pass, Row};
+use crate::gguf::GgufFile;
+use crate::kernels::Kernels;
+use crate::layout::check_tensors;
+use crate::threads;
+use crate::weights::Weights;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Rows of one pass; longer inputs go through in chunks.
+const MAX_ROWS: usize = 256;
+
+/// A loaded model; immutable, shared by any number of caches.
+pub struct CpuModel {
+    decoder: Arc<Decoder>,
+    threads: usize,
+    /// Buffers that no forward is using.
+    idle: Mutex<Vec<Buffers>>,
+}
+
+/// New tokens of one sequence.
+pub struct Input<'a> {
+    /// The sequence's cache; the tokens come after what it holds.
+    pub cache: &'a mut KvCache,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// How many of the last positions need logits.
+    pub logits: usize,
+}
+
+impl CpuModel {
+    /// Loads the weights of `file`; a forward will use `threads` threads.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if the file does not hold a model that can be run, [`Error::Interrupted`] if `poll` said so.
+    pub fn load(
+        file: &GgufFile,
+        kernels: Kernels,
+        threads: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Self> {
+        let config = Config::from_gguf(file)?;
+        check_tensors(file, &config)?;
+        let weights = Weights::load(file, &config, threads, poll)?;
+        let decoder = Arc::new(Decoder { config, kernels, weights });
+        Ok(Self { decoder, threads, idle: Mutex::new(Vec::new()) })
+    }
+
+    /// Shapes and constants.
+    pub fn config(&self) -> &Config {
+        &self.decoder.config
+    }
+
+    /// The kernels in use.
+    pub fn kernels(&self) -> &Kernels {
+        &self.decoder.kernels
+    }
+
+    /// Worker threads of a forward.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Resident bytes of the weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.decoder.weights.bytes
+    }
+
+    /// The layout of this model's caches.
+    pub fn cache_shape(&self) -> CacheShape {
+        let Config { n_layer, n_head_kv, head_dim, .. } = *self.config();
+        CacheShape { n_layer, n_head_kv, head_dim }
+    }
+
+    /// Appends the tokens of every input to its cache; all sequences share each pass over the weights.
+    ///
+    /// Returns the wanted logits, `[sum of logits][n_vocab]`, in the order of the inputs. `poll` is asked about once
+    /// a layer whether to stop.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `poll` said so; the caches are then as before.
+    ///
+    /// # Panics
+    /// If a token is outside the vocabulary.
+    pub fn forward(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
+        let mut rows = Vec::new();
+        let mut wanted = Vec::new();
+        let mut sequences = Vec::new();
+        for (sequence, input) in inputs.iter_mut().enumerate() {
+            input.cache.reserve(input.tokens.len());
+            sequences.push(input.cache.pages().to_vec());
+            for (i, &token) in input.tokens.iter().enumerate() {
+                rows.push(Row { token, sequence, position: input.cache.len() + i });
+                wanted.push(input.tokens.len() - i <= input.logits);
+            }
+        }
+        let mut logits = Vec::new();
+        for (rows, wanted) in rows.chunks(MAX_ROWS).zip(wanted.chunks(MAX_ROWS)) {
+            let wanted = (0..wanted.len()).filter(|&i| wanted[i]).collect();
+            let part = self.pass(rows.to_vec(), sequences.clone(), wanted, poll)?;
+            if logits.is_empty() {
+                logits = part;
+            } else {
+                logits.extend(part);
+            }
+        }
+        for input in inputs {
+            input.cache.commit(input.tokens.len());
+        }
+        Ok(logits)
+    }
+
+    fn pass(
+        &self,
+        rows: Vec<Row>,
+        sequences: Vec<Vec<Arc<crate::cache::Page>>>,
+        wanted: Vec<usize>,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<f32>> {
+        let buffers = self.buffers(rows.len());
+        let pass = Arc::new(Pass::new(self.decoder.clone(), buffers, rows, sequences, wanted, self.threads));
+        let program = pass.clone();
+        threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);
+        let pass = Arc::into_inner(pass).expect("workers drop the program before a run ends");
+        let (logits, buffers) = pass.finish();
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
+        logits.ok_or(Error::Interrupted)
+    }
+
+    /// Idle buffers with room for `rows` rows, or new ones; smaller ones are dropped.
+    fn buffers(&self, rows: usize) -> Buffers {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|buffers| buffers.rows >= rows);
+        idle.pop().unwrap_or_else(|| Buffers::new(self.config(), rows.next_power_of_two().clamp(16, MAX_ROWS)))
+    }
+}

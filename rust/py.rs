@@ -1,0 +1,452 @@
+//! The Python module: every method converts its arguments, calls the engine without the GIL, and converts the result.
+
+use crate::error::Error;
+use crate::gguf::GgufFile;
+use crate::metadata::{Array, Value};
+use crate::saved;
+use crate::session::{self, Options};
+use crate::text_stream;
+use crate::tokenizer;
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+create_exception!(specrs._specrs, GgufError, PyValueError, "The model file is malformed, or not supported.");
+create_exception!(specrs._specrs, ContextOverflow, PyValueError, "More positions are needed than the context holds.");
+
+/// How often a long call looks for signals such as Ctrl-C.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        match &error {
+            Error::Io { path, source } => {
+                // With an errno Python picks the subclass, such as FileNotFoundError.
+                match source.raw_os_error() {
+                    Some(errno) => {
+                        PyOSError::new_err((errno, system_message(source), path.to_string_lossy().into_owned()))
+                    }
+                    None => PyOSError::new_err(error.to_string()),
+                }
+            }
+            Error::Gguf(message) => GgufError::new_err(message.clone()),
+            Error::ContextOverflow { needed, n_ctx } => Python::attach(|py| {
+                let err = ContextOverflow::new_err(error.to_string());
+                let value = err.value(py);
+                let set = value.setattr("needed", *needed).and_then(|()| value.setattr("n_ctx", *n_ctx));
+                set.err().unwrap_or(err)
+            }),
+            Error::Argument(message) => PyValueError::new_err(message.clone()),
+            Error::Interrupted => PyKeyboardInterrupt::new_err(()),
+        }
+    }
+}
+
+/// The text of an I/O error without the errno that Rust appends.
+fn system_message(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+/// Runs `compute` without the GIL; it polls for signals, and an exception raised by a handler stops it.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    compute: impl FnOnce(&mut dyn FnMut() -> bool) -> crate::error::Result<T> + Send,
+) -> PyResult<T> {
+    let mut raised = None;
+    let result = py.detach(|| {
+        let mut last = Instant::now();
+        let mut poll = || {
+            if last.elapsed() >= SIGNAL_INTERVAL {
+                last = Instant::now();
+                raised = Python::attach(|py| py.check_signals().err());
+            }
+            raised.is_some()
+        };
+        compute(&mut poll)
+    });
+    match raised {
+        Some(err) => Err(err),
+        None => Ok(result?),
+    }
+}
+
+/// A lock that outlives panics: calls that fail leave the state as it was.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Token ids from a numpy array of integers or a sequence of ints.
+fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    if let Ok(array) = tokens.extract::<PyReadonlyArray1<'_, u32>>() {
+        return Ok(array.as_array().to_vec());
+    }
+    if tokens.extract::<&str>().is_ok() {
+        return Err(PyTypeError::new_err("token ids must be integers, but this is a str; tokenize it first"));
+    }
+    let items = tokens.try_iter().map_err(|_| {
+        let kind = tokens.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
+        PyTypeError::new_err(format!("token ids must be a sequence of integers, not {kind}"))
+    })?;
+    items.enumerate().map(|(i, item)| token_id(&item?, i)).collect()
+}
+
+/// The id `item` at index `i`.
+fn token_id(item: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
+    let index = item.call_method0("__index__").map_err(|_| {
+        let text = item.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+        PyTypeError::new_err(format!("token ids must be integers, but the one at index {i} is {text}"))
+    })?;
+    index.extract().map_err(|_| PyValueError::new_err(format!("token id {index} at index {i} is outside any vocabulary")))
+}
+
+fn metadata_dict<'py>(py: Python<'py>, metadata: &crate::metadata::Metadata) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (key, value) in metadata.iter() {
+        dict.set_item(key, metadata_value(py, value)?)?;
+    }
+    Ok(dict)
+}
+
+fn metadata_value<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::U8(v) => v.into_pyobject(py)?.into_any(),
+        Value::I8(v) => v.into_pyobject(py)?.into_any(),
+        Value::U16(v) => v.into_pyobject(py)?.into_any(),
+        Value::I16(v) => v.into_pyobject(py)?.into_any(),
+        Value::U32(v) => v.into_pyobject(py)?.into_any(),
+        Value::I32(v) => v.into_pyobject(py)?.into_any(),
+        Value::U64(v) => v.into_pyobject(py)?.into_any(),
+        Value::I64(v) => v.into_pyobject(py)?.into_any(),
+        Value::F32(v) => v.into_pyobject(py)?.into_any(),
+        Value::F64(v) => v.into_pyobject(py)?.into_any(),
+        Value::Bool(v) => v.into_pyobject(py)?.to_owned().into_any(),
+        Value::String(v) => v.into_pyobject(py)?.into_any(),
+        Value::Array(v) => metadata_array(py, v)?,
+    })
+}
+
+fn metadata_array<'py>(py: Python<'py>, array: &Array) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match array {
+        // `Vec<u8>` would become bytes; a list like the other integer types is what is meant.
+        Array::U8(v) => v.iter().map(|&v| u32::from(v)).collect::<Vec<_>>().into_pyobject(py)?,
+        Array::I8(v) => v.into_pyobject(py)?,
+        Array::U16(v) => v.into_pyobject(py)?,
+        Array::I16(v) => v.into_pyobject(py)?,
+        Array::U32(v) => v.into_pyobject(py)?,
+        Array::I32(v) => v.into_pyobject(py)?,
+        Array::U64(v) => v.into_pyobject(py)?,
+        Array::I64(v) => v.into_pyobject(py)?,
+        Array::F32(v) => v.into_pyobject(py)?,
+        Array::F64(v) => v.into_pyobject(py)?,
+        Array::Bool(v) => v.into_pyobject(py)?,
+        Array::String(v) => v.into_pyobject(py)?,
+        Array::Array(v) => v.iter().map(|v| metadata_array(py, v)).collect::<PyResult<Vec<_>>>()?.into_pyobject(py)?,
+    })
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "GgufFile")]
+struct PyGgufFile(GgufFile);
+
+#[pymethods]
+impl PyGgufFile {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Ok(Self(py.detach(|| GgufFile::open(&path))?))
+    }
+
+    #[getter]
+    fn version(&self) -> u32 {
+        self.0.version()
+    }
+
+    #[getter]
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        metadata_dict(py, self.0.metadata())
+    }
+
+    #[getter]
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<(&str, &str, Bound<'py, PyTuple>, usize)>> {
+        let row = |tensor: &'_ crate::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
+        self.0.tensors().iter().map(|t| Ok((t.name.as_str(), t.dtype.name(), row(t)?, t.bytes()))).collect()
+    }
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "Model")]
+struct PyModel {
+    model: Arc<session::Model>,
+    tokenizer: Arc<tokenizer::Tokenizer>,
+    metadata: crate::metadata::Metadata,
+}
+
+#[pymethods]
+impl PyModel {
+    #[new]
+    #[pyo3(signature = (path, *, n_ctx=None, threads=None, device="cpu"))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        n_ctx: Option<usize>,
+        threads: Option<usize>,
+        device: &str,
+    ) -> PyResult<Self> {
+        interruptible(py, |poll| {
+            let file = GgufFile::open(&path)?;
+            let model = session::Model::load(&file, &Options { n_ctx, threads, device }, poll)?;
+            let tokenizer = tokenizer::Tokenizer::from_gguf(&file)?;
+            Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
+        })
+    }
+
+    #[getter]
+    fn n_ctx(&self) -> usize {
+        self.model.n_ctx()
+    }
+
+    #[getter]
+    fn n_vocab(&self) -> usize {
+        self.model.config().n_vocab
+    }
+
+    #[getter]
+    fn threads(&self) -> usize {
+        self.model.threads()
+    }
+
+    #[getter]
+    fn device(&self) -> &str {
+        self.model.device()
+    }
+
+    #[getter]
+    fn kernels(&self) -> &str {
+        self.model.kernels()
+    }
+
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        metadata_dict(py, &self.metadata)
+    }
+
+    #[getter]
+    fn weight_bytes(&self) -> usize {
+        self.model.weight_bytes()
+    }
+
+    #[getter]
+    fn cache_bytes_per_token(&self) -> usize {
+        self.model.cache_bytes_per_token()
+    }
+
+    #[getter]
+    fn tokenizer(&self) -> PyTokenizer {
+        PyTokenizer(self.tokenizer.clone())
+    }
+
+    fn session(&self) -> PySession {
+        PySession::from(session::Session::new(self.model.clone()))
+    }
+
+    fn load_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<PySession> {
+        Ok(PySession::from(py.detach(|| saved::load(self.model.clone(), &path))?))
+    }
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "Snapshot")]
+struct PySnapshot(session::Snapshot);
+
+#[pymethods]
+impl PySnapshot {
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Calls from several threads wait for each other on the lock, without the GIL.
+#[pyclass(frozen, module = "specrs._specrs", name = "Session")]
+struct PySession(Mutex<session::Session>);
+
+impl From<session::Session> for PySession {
+    fn from(session: session::Session) -> Self {
+        Self(Mutex::new(session))
+    }
+}
+
+impl PySession {
+    fn with<T: Send>(&self, py: Python<'_>, f: impl FnOnce(&mut session::Session) -> T + Send) -> T {
+        py.detach(|| f(&mut lock(&self.0)))
+    }
+
+    /// Logits of the last `positions` tokens, or of all.
+    fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        positions: Option<usize>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let tokens = token_ids(tokens)?;
+        let positions = positions.unwrap_or(tokens.len());
+        let (logits, n_vocab) = interruptible(py, |poll| {
+            let mut session = lock(&self.0);
+            let logits = session.forward(&tokens, positions, poll)?;
+            Ok((logits, session.model().config().n_vocab))
+        })?;
+        PyArray1::from_vec(py, logits).reshape([positions, n_vocab])
+    }
+}
+
+#[pymethods]
+impl PySession {
+    #[getter]
+    fn tokens(&self, py: Python<'_>) -> Vec<u32> {
+        self.with(py, |session| session.tokens().to_vec())
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        self.with(py, |session| session.tokens().len())
+    }
+
+    fn forward<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let logits = self.logits(py, tokens, Some(1))?;
+        let n_vocab = logits.len()?;
+        logits.reshape([n_vocab])
+    }
+
+    fn forward_all_positions<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        self.logits(py, tokens, None)
+    }
+
+    fn forward_last<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        positions: usize,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        self.logits(py, tokens, Some(positions))
+    }
+
+    fn truncate(&self, py: Python<'_>, length: usize) -> PyResult<()> {
+        Ok(self.with(py, |session| session.truncate(length))?)
+    }
+
+    fn reset(&self, py: Python<'_>) {
+        self.with(py, session::Session::reset);
+    }
+
+    fn snapshot(&self, py: Python<'_>) -> PySnapshot {
+        PySnapshot(self.with(py, |session| session.snapshot()))
+    }
+
+    fn restore(&self, py: Python<'_>, snapshot: &PySnapshot) -> PyResult<()> {
+        let snapshot = &snapshot.0;
+        Ok(self.with(py, |session| session.restore(snapshot))?)
+    }
+
+    fn fork(&self, py: Python<'_>) -> Self {
+        Self::from(self.with(py, |session| session.fork()))
+    }
+
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        Ok(self.with(py, |session| saved::save(session, &path))?)
+    }
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "Tokenizer")]
+struct PyTokenizer(Arc<tokenizer::Tokenizer>);
+
+#[pymethods]
+impl PyTokenizer {
+    #[getter]
+    fn n_vocab(&self) -> usize {
+        self.0.n_vocab()
+    }
+
+    #[getter]
+    fn bos(&self) -> Option<u32> {
+        self.0.bos()
+    }
+
+    #[getter]
+    fn eos(&self) -> Option<u32> {
+        self.0.eos()
+    }
+
+    #[getter]
+    fn end_ids(&self) -> Vec<u32> {
+        self.0.end_ids().to_vec()
+    }
+
+    #[getter]
+    fn add_bos(&self) -> bool {
+        self.0.add_bos()
+    }
+
+    #[getter]
+    fn chat_template(&self) -> Option<&str> {
+        self.0.chat_template()
+    }
+
+    #[pyo3(signature = (text, *, add_bos=None, parse_special=false))]
+    fn encode(&self, py: Python<'_>, text: &str, add_bos: Option<bool>, parse_special: bool) -> PyResult<Vec<u32>> {
+        Ok(py.detach(|| self.0.encode(text, add_bos, parse_special))?)
+    }
+
+    fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
+        let tokens = token_ids(tokens)?;
+        Ok(py.detach(|| self.0.decode(&tokens))?)
+    }
+
+    fn token(&self, id: u32) -> PyResult<&str> {
+        Ok(self.0.token(id)?)
+    }
+
+    fn is_control(&self, id: u32) -> PyResult<bool> {
+        Ok(self.0.is_control(id)?)
+    }
+
+    fn is_padding(&self, id: u32) -> PyResult<bool> {
+        Ok(self.0.is_padding(id)?)
+    }
+
+    #[pyo3(signature = (*, continuing=false))]
+    fn stream(&self, continuing: bool) -> PyTextStream {
+        let stream = if continuing { text_stream::TextStream::continuing } else { text_stream::TextStream::new };
+        PyTextStream(Mutex::new(stream(self.0.clone())))
+    }
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "TextStream")]
+struct PyTextStream(Mutex<text_stream::TextStream>);
+
+#[pymethods]
+impl PyTextStream {
+    fn push(&self, token: u32) -> PyResult<String> {
+        Ok(lock(&self.0).push(token)?)
+    }
+
+    fn finish(&self) -> String {
+        lock(&self.0).finish()
+    }
+}
+
+#[pymodule]
+mod _specrs {
+    #[pymodule_export]
+    use super::{
+        ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer,
+    };
+}

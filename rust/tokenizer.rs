@@ -1,0 +1,297 @@
+//! Text to token ids and back, as the metadata of a model file describes it.
+
+pub mod bpe;
+pub mod markers;
+pub mod merging;
+pub mod spm;
+pub mod vocabulary;
+pub mod words;
+
+use crate::error::{Error, Result};
+use crate::gguf::GgufFile;
+use crate::metadata::Metadata;
+
+use bpe::Bpe;
+use markers::{Fragment, Markers};
+use spm::Spm;
+use vocabulary::{Kind, Spelling, Vocabulary};
+use words::Words;
+
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+
+/// Tokens that end a turn or a text in the models that have them, whether or not the metadata says so.
+const END_MARKS: [&str; 10] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|EOT|>",
+    "<EOT>",
+    "</s>",
+];
+
+/// The tokenizer of a model file; immutable, so that threads can share it.
+#[derive(Debug)]
+pub struct Tokenizer {
+    n_vocab: usize,
+    vocabulary: Vocabulary,
+    model: Model,
+    /// Tokens that are found in any text.
+    user_defined: Markers,
+    /// Those, and the marks that are found only where the caller allows it.
+    special: Markers,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    end_ids: Vec<u32>,
+    add_bos: bool,
+    chat_template: Option<String>,
+}
+
+#[derive(Debug)]
+enum Model {
+    Spm(Spm),
+    Bpe(Bpe),
+}
+
+impl Tokenizer {
+    /// The tokenizer of the model in `file`.
+    ///
+    /// An [`Error::Gguf`] says what is missing, contradictory or not supported.
+    pub fn from_gguf(file: &GgufFile) -> Result<Self> {
+        let metadata = file.metadata();
+        let (vocabulary, model, default_add_bos) = read_model(metadata)?;
+        let n_vocab = match file.tensor("token_embd.weight") {
+            None => vocabulary.len(),
+            Some(tensor) if tensor.rows() >= vocabulary.len() => tensor.rows(),
+            Some(tensor) => {
+                return Err(metadata.error(format_args!(
+                    "the vocabulary has {} tokens but tensor `{}` only {} rows",
+                    vocabulary.len(),
+                    tensor.name,
+                    tensor.rows()
+                )))
+            }
+        };
+        let id = |name: &str| special_id(metadata, &vocabulary, name);
+        // Old SentencePiece files leave out what is the same in all of them.
+        let usual = |id: u32| match model {
+            Model::Spm(_) if vocabulary.kind(id) == Kind::Control => Some(id),
+            _ => None,
+        };
+        let bos = id("bos")?.or_else(|| usual(1));
+        let eos = id("eos")?.or_else(|| usual(2));
+        let add_bos = match metadata.get_bool(ADD_BOS)? {
+            Some(true) if bos.is_none() => {
+                return Err(metadata.error(format_args!(
+                    "metadata `{ADD_BOS}` is true but `tokenizer.ggml.bos_token_id` is missing"
+                )))
+            }
+            Some(add_bos) => add_bos,
+            None => default_add_bos && bos.is_some(),
+        };
+        let mut end_ids: Vec<u32> = [eos, id("eot")?, id("eom")?]
+            .into_iter()
+            .flatten()
+            .collect();
+        let marks = [Kind::Control, Kind::UserDefined]
+            .into_iter()
+            .flat_map(|k| vocabulary.of_kind(k));
+        end_ids.extend(marks.filter(|&id| {
+            vocabulary
+                .string(id)
+                .is_some_and(|s| END_MARKS.contains(&s))
+        }));
+        end_ids.sort_unstable();
+        end_ids.dedup();
+        Ok(Self {
+            n_vocab,
+            user_defined: Markers::new(&vocabulary, &[Kind::UserDefined]),
+            special: Markers::new(
+                &vocabulary,
+                &[Kind::UserDefined, Kind::Control, Kind::Unknown],
+            ),
+            vocabulary,
+            model,
+            bos,
+            eos,
+            end_ids,
+            add_bos,
+            chat_template: metadata
+                .get_str("tokenizer.chat_template")?
+                .map(str::to_owned),
+        })
+    }
+
+    /// Number of ids: the rows of the embedding table, which may be more than there are tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    /// The mark at the beginning of a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The mark at the end of a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Every id that ends a generation, in ascending order: what the file declares as end of text, of turn or of message,
+    /// and marks that are known to be one.
+    pub fn end_ids(&self) -> &[u32] {
+        &self.end_ids
+    }
+
+    /// Whether a text begins with [`Self::bos`] unless the caller decides otherwise.
+    pub fn add_bos(&self) -> bool {
+        self.add_bos
+    }
+
+    /// The Jinja template of the model's chats.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    /// The ids of `text`.
+    ///
+    /// Marks in `text` are plain text, unless `parse_special`. With `add_bos` true or false a BOS is put first or not; with
+    /// `None` the file decides, and none is added to a text that begins with one already. An EOS is never added, whatever
+    /// the file says, because a prompt is there to be continued.
+    ///
+    /// An [`Error::Argument`] says that the model has no BOS to add.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_bos: Option<bool>,
+        parse_special: bool,
+    ) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        let markers = if parse_special {
+            &self.special
+        } else {
+            &self.user_defined
+        };
+        markers.split(text, |fragment| match (fragment, &self.model) {
+            (Fragment::Marker(id), _) => ids.push(id),
+            (Fragment::Text(text), Model::Spm(model)) => model.encode(text, &mut ids),
+            (Fragment::Text(text), Model::Bpe(model)) => model.encode(text, &mut ids),
+        });
+        let add = add_bos.unwrap_or(self.add_bos && ids.first().copied() != self.bos);
+        match self.bos {
+            Some(bos) if add => ids.insert(0, bos),
+            None if add => {
+                let message = "the model has no BOS token; leave out add_bos=True";
+                return Err(Error::Argument(message.to_owned()));
+            }
+            _ => (),
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`, without marks; bytes that are no UTF-8 become U+FFFD.
+    ///
+    /// The space that [`Self::encode`] puts before a text is taken away again. An [`Error::Argument`] names an id that is
+    /// out of range.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        let mut bytes = Vec::new();
+        for &id in ids {
+            bytes.extend(self.token_bytes(id)?);
+        }
+        let text = match bytes.strip_prefix(b" ") {
+            Some(text) if self.begins_with_space() => text,
+            _ => &bytes,
+        };
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    /// Whether [`Self::encode`] puts a space before a text.
+    pub fn begins_with_space(&self) -> bool {
+        matches!(&self.model, Model::Spm(model) if model.space_prefix)
+    }
+
+    /// The file's own string of `id`; empty for rows beyond the last token.
+    pub fn token(&self, id: u32) -> Result<&str> {
+        self.check(id)?;
+        Ok(self.vocabulary.string(id).unwrap_or_default())
+    }
+
+    /// The bytes that `id` adds to a text: none, if it is a mark or padding.
+    pub fn token_bytes(&self, id: u32) -> Result<&[u8]> {
+        self.check(id)?;
+        Ok(self.vocabulary.bytes(id))
+    }
+
+    /// Whether `id` is a mark, which only `parse_special` finds in a text.
+    pub fn is_control(&self, id: u32) -> Result<bool> {
+        self.check(id)?;
+        Ok(matches!(
+            self.vocabulary.kind(id),
+            Kind::Control | Kind::Unknown
+        ))
+    }
+
+    /// Whether `id` is an unused row that only pads the vocabulary.
+    pub fn is_padding(&self, id: u32) -> Result<bool> {
+        self.check(id)?;
+        Ok(self.vocabulary.kind(id) == Kind::Unused)
+    }
+
+    fn check(&self, id: u32) -> Result<()> {
+        if (id as usize) < self.n_vocab {
+            return Ok(());
+        }
+        Err(Error::Argument(format!(
+            "token id {id} is out of range: the vocabulary has ids from 0 to {}",
+            self.n_vocab - 1
+        )))
+    }
+}
+
+/// Tokens, model, and whether such a model begins texts with a BOS if the file does not say.
+fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
+    const MODEL: &str = "tokenizer.ggml.model";
+    const PRE: &str = "tokenizer.ggml.pre";
+    match metadata.get_str(MODEL)? {
+        Some("llama") => {
+            let vocabulary = Vocabulary::read(metadata, Spelling::Sentence)?;
+            let model = Spm::read(metadata, &vocabulary)?;
+            Ok((vocabulary, Model::Spm(model), true))
+        }
+        Some("gpt2") => {
+            let name = metadata.get_str(PRE)?.unwrap_or("default");
+            let words = Words::named(name).ok_or_else(|| {
+                metadata.error(format_args!(
+                    "`{PRE}` \"{name}\" is not supported (supported: {})",
+                    Words::names()
+                ))
+            })?;
+            let vocabulary = Vocabulary::read(metadata, Spelling::Bytes)?;
+            let add_bos = words.is_llama_3();
+            let model = Bpe::read(metadata, &vocabulary, words)?;
+            Ok((vocabulary, Model::Bpe(model), add_bos))
+        }
+        Some(other) => Err(metadata.error(format_args!(
+            "`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")"
+        ))),
+        None => Err(metadata.error(format_args!("metadata `{MODEL}` is missing"))),
+    }
+}
+
+/// The id that the metadata gives the mark `name`.
+fn special_id(metadata: &Metadata, vocabulary: &Vocabulary, name: &str) -> Result<Option<u32>> {
+    let key = format!("tokenizer.ggml.{name}_token_id");
+    match metadata.get_u64(&key)? {
+        Some(id) if id >= vocabulary.len() as u64 => Err(metadata.error(format_args!(
+            "metadata `{key}` is {id} but there are only {} tokens",
+            vocabulary.len()
+        ))),
+        id => Ok(id.map(|id| id as u32)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

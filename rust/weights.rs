@@ -1,0 +1,322 @@
+//! The weights of a model, repacked at load into the layout that the kernels stream (see [`crate::kernels::layout`]).
+//!
+//! All matrices lie in one anonymous mapping, so that large pages can back it; the pages of the file are released as
+//! soon as they are repacked, which keeps peak memory near the size of the file.
+
+use crate::blocks::{Block, GgmlType};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gguf::{GgufFile, TensorInfo};
+use crate::kernels::layout::with_layout;
+use crate::kernels::layout::{pack_group, quant_bytes, scale_bytes, Layout, Tile, GROUP, GROUP_QUANTS, SUPER, TILE};
+use crate::kernels::scalar::{group_weights, lane, unpack_group};
+use half::{bf16, f16};
+use memmap2::{Mmap, MmapMut};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A packed matrix: `rows` outputs of `columns` inputs each.
+pub struct Matrix {
+    /// Type of the weights.
+    pub dtype: GgmlType,
+    /// Output rows; the last tile may have empty ones.
+    pub rows: usize,
+    /// Input columns.
+    pub columns: usize,
+    arena: Arc<Mmap>,
+    quants: Range<usize>,
+    scales: Range<usize>,
+}
+
+/// Where a matrix goes in the arena.
+struct Plan<'a> {
+    info: &'a TensorInfo,
+    quants: Range<usize>,
+    scales: Range<usize>,
+}
+
+/// Bytes are laid out in whole cache lines.
+const LINE: usize = 64;
+
+fn groups(columns: usize) -> usize {
+    columns.div_ceil(GROUP)
+}
+
+impl Matrix {
+    /// Groups of 32 columns, the last one padded with zeros.
+    pub fn groups(&self) -> usize {
+        groups(self.columns)
+    }
+
+    /// Number of tiles.
+    pub fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE)
+    }
+
+    /// Packed bytes.
+    pub fn bytes(&self) -> usize {
+        self.quants.len() + self.scales.len()
+    }
+
+    /// Tile `index`, output rows `16 * index..`.
+    pub fn tile(&self, index: usize) -> Tile<'_> {
+        let groups = self.groups();
+        let part = |range: &Range<usize>, bytes: usize| {
+            let at = range.start + index * bytes;
+            &self.arena[at..at + bytes]
+        };
+        Tile {
+            dtype: self.dtype,
+            groups,
+            quants: part(&self.quants, groups * quant_bytes(self.dtype)),
+            scales: part(&self.scales, scale_bytes(self.dtype, groups)),
+        }
+    }
+
+    /// Writes the weights of one output row, `columns` floats.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        let tile = self.tile(row / TILE);
+        let r = row % TILE;
+        let at = |c: usize, bytes: usize| &tile.quants[(TILE * c + r) * bytes..][..bytes];
+        match self.dtype {
+            GgmlType::F32 => (0..).zip(out).for_each(|(c, out)| *out = bytemuck::pod_read_unaligned(at(c, 4))),
+            GgmlType::F16 => {
+                (0..).zip(out).for_each(|(c, out)| *out = bytemuck::pod_read_unaligned::<f16>(at(c, 2)).to_f32())
+            }
+            GgmlType::BF16 => {
+                (0..).zip(out).for_each(|(c, out)| *out = bytemuck::pod_read_unaligned::<bf16>(at(c, 2)).to_f32())
+            }
+            quantised => with_layout!(quantised, dequantize_row::<_>(&tile, r, out)),
+        }
+    }
+}
+
+/// Row `r` of a quantised tile.
+fn dequantize_row<L: Layout>(tile: &Tile<'_>, r: usize, out: &mut [f32]) {
+    let offset = L::OFFSET_BITS.map_or(0, |bits| 1 << bits);
+    for (g, out) in out.chunks_mut(GROUP).enumerate() {
+        let quants = unpack_group::<L>(&tile.quants[g * 64 * L::BITS..]);
+        let weights = group_weights::<L>(tile.scales, g);
+        for (c, out) in out.iter_mut().enumerate() {
+            let sub = &weights[c / 16];
+            let quant = i32::from(quants[lane(r, c)]) - offset;
+            *out = sub.scale[r].mul_add(quant as f32, sub.minimum[r]);
+        }
+    }
+}
+
+/// One tile of a quantised matrix: `source` holds its rows (fewer than 16 in the last tile).
+fn pack_tile<L: Layout>(dtype: GgmlType, source: &[&[u8]], groups: usize, quants: &mut [u8], scales: &mut [u8]) {
+    let (block_len, block_bytes) = (dtype.block_len(), dtype.block_bytes());
+    let groups_per_block = block_len / GROUP;
+    let mut blocks = vec![Block::ZERO; TILE];
+    let mut scales = scales.chunks_mut(1);
+    let mut put = |bytes: &[u8]| {
+        for &byte in bytes {
+            scales.next().expect("scale_bytes counts all scales")[0] = byte;
+        }
+    };
+    for (b, quants) in quants.chunks_mut(groups_per_block * 64 * L::BITS).enumerate() {
+        for (block, row) in blocks.iter_mut().zip(source) {
+            block.read(dtype, &row[b * block_bytes..][..block_bytes]);
+        }
+        let per_block_scales = |put: &mut dyn FnMut(&[u8])| {
+            blocks.iter().for_each(|block| put(&block.scale.to_le_bytes()));
+            if L::MINIMA {
+                blocks.iter().for_each(|block| put(&block.minimum.to_le_bytes()));
+            }
+        };
+        per_block_scales(&mut put);
+        for (g, out) in quants.chunks_mut(64 * L::BITS).enumerate() {
+            if L::SUPER_SCALES {
+                let subs = GROUP / L::SCALE_COLUMNS;
+                for sub in g * subs..(g + 1) * subs {
+                    blocks.iter().for_each(|block| put(&[block.factors[sub] as u8]));
+                }
+                if L::MINIMA {
+                    for sub in g * subs..(g + 1) * subs {
+                        blocks.iter().for_each(|block| put(&[block.minimum_factors[sub] as u8]));
+                    }
+                }
+            }
+            let mut lanes = [0u8; GROUP_QUANTS];
+            for (r, block) in blocks.iter().enumerate() {
+                for (c, &quant) in block.quants[g * GROUP..(g + 1) * GROUP].iter().enumerate() {
+                    lanes[lane(r, c)] = quant;
+                }
+            }
+            pack_group(L::BITS, &lanes, out);
+        }
+    }
+    debug_assert!(groups_per_block == 1 || groups % SUPER == 0);
+}
+
+/// One tile of a float matrix: columns side by side, absent rows and columns zero.
+fn pack_float_tile(dtype: GgmlType, source: &[&[u8]], quants: &mut [u8]) {
+    let bytes = dtype.block_bytes();
+    for (r, row) in source.iter().enumerate() {
+        for (c, weight) in row.chunks_exact(bytes).enumerate() {
+            quants[(TILE * c + r) * bytes..][..bytes].copy_from_slice(weight);
+        }
+    }
+}
+
+/// Packs the tensor of `plan` into its two slices of the arena, on `threads` threads.
+fn pack(file: &GgufFile, info: &TensorInfo, quants: &mut [u8], scales: &mut [u8], threads: usize) {
+    let (columns, rows) = (info.columns(), info.rows());
+    let groups = groups(columns);
+    let (quant_bytes, scale_bytes) = (groups * quant_bytes(info.dtype), scale_bytes(info.dtype, groups));
+    let row_bytes = columns / info.dtype.block_len() * info.dtype.block_bytes();
+    let data = file.data(info);
+    let tiles_per_thread = rows.div_ceil(TILE).div_ceil(threads);
+    std::thread::scope(|scope| {
+        let parts = quants.chunks_mut(tiles_per_thread * quant_bytes);
+        let mut scales = scales;
+        for (part, quants) in parts.enumerate() {
+            let (own, rest) = scales.split_at_mut((tiles_per_thread * scale_bytes).min(scales.len()));
+            scales = rest;
+            scope.spawn(move || {
+                let mut own = own;
+                for (t, quants) in quants.chunks_mut(quant_bytes).enumerate() {
+                    let (scales, rest) = own.split_at_mut(scale_bytes);
+                    own = rest;
+                    let first = (part * tiles_per_thread + t) * TILE;
+                    let source: Vec<&[u8]> =
+                        (first..rows.min(first + TILE)).map(|r| &data[r * row_bytes..][..row_bytes]).collect();
+                    match info.dtype.is_float() {
+                        true => pack_float_tile(info.dtype, &source, quants),
+                        false => {
+                            with_layout!(info.dtype, pack_tile::<_>(info.dtype, &source, groups, quants, scales))
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// One transformer block.
+pub struct Layer {
+    /// RMSNorm gains before attention.
+    pub attn_norm: Vec<f32>,
+    /// Queries, keys and values.
+    pub qkv: [Matrix; 3],
+    /// Attention output.
+    pub attn_output: Matrix,
+    /// RMSNorm gains before the feed-forward layer.
+    pub ffn_norm: Vec<f32>,
+    /// Gate of the feed-forward layer.
+    pub ffn_gate: Matrix,
+    /// Its other input projection.
+    pub ffn_up: Matrix,
+    /// Its output projection.
+    pub ffn_down: Matrix,
+}
+
+/// All weights of a model.
+pub struct Weights {
+    /// Token embeddings, one row a token.
+    pub embedding: Arc<Matrix>,
+    /// Transformer blocks, first to last.
+    pub layers: Vec<Layer>,
+    /// RMSNorm gains before the output.
+    pub output_norm: Vec<f32>,
+    /// Projection to the vocabulary; the embeddings again when the file ties them.
+    pub output: Arc<Matrix>,
+    /// Resident bytes.
+    pub bytes: usize,
+}
+
+impl Weights {
+    /// Reads and repacks the tensors of `file` on `threads` threads.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if a tensor is missing, [`Error::Io`] if there is no memory for the weights,
+    /// [`Error::Interrupted`] if `poll`, asked between tensors, said so.
+    pub fn load(file: &GgufFile, config: &Config, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
+        const MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+        let mut names = vec!["token_embd.weight".to_owned()];
+        for layer in 0..config.n_layer {
+            names.extend(MATRICES.iter().map(|name| format!("blk.{layer}.{name}.weight")));
+        }
+        let tied = file.tensor("output.weight").is_none();
+        names.extend((!tied).then(|| "output.weight".to_owned()));
+
+        let mut end = 0;
+        let mut place = |bytes: usize| {
+            let at = end;
+            end += bytes.next_multiple_of(LINE);
+            at..at + bytes
+        };
+        let mut plans = Vec::with_capacity(names.len());
+        for name in &names {
+            let info = file.require(name)?;
+            let (tiles, groups) = (info.rows().div_ceil(TILE), groups(info.columns()));
+            let quants = place(tiles * groups * quant_bytes(info.dtype));
+            let scales = place(tiles * scale_bytes(info.dtype, groups));
+            plans.push(Plan { info, quants, scales });
+        }
+        let mut arena = MmapMut::map_anon(end).map_err(|source| Error::io(file.path(), source))?;
+        // Fewer misses in the address cache while streaming; a refusal only costs speed.
+        #[cfg(target_os = "linux")]
+        let _ = arena.advise(memmap2::Advice::HugePage);
+        for plan in &plans {
+            if poll() {
+                return Err(Error::Interrupted);
+            }
+            file.check_unchanged()?;
+            let (head, tail) = arena.split_at_mut(plan.scales.start);
+            let (quants, scales) = (&mut head[plan.quants.clone()], &mut tail[..plan.scales.len()]);
+            pack(file, plan.info, quants, scales, threads);
+            file.release(plan.info);
+        }
+        let arena = Arc::new(arena.make_read_only().map_err(|source| Error::io(file.path(), source))?);
+        let mut matrices = plans.into_iter().map(|plan| Matrix {
+            dtype: plan.info.dtype,
+            rows: plan.info.rows(),
+            columns: plan.info.columns(),
+            arena: arena.clone(),
+            quants: plan.quants,
+            scales: plan.scales,
+        });
+        let mut next = || matrices.next().expect("one matrix for each name");
+        let embedding = Arc::new(next());
+        let layers = (0..config.n_layer)
+            .map(|layer| {
+                let qkv = [next(), next(), next()];
+                Ok(Layer {
+                    attn_norm: vector(file, &format!("blk.{layer}.attn_norm.weight"))?,
+                    qkv,
+                    attn_output: next(),
+                    ffn_norm: vector(file, &format!("blk.{layer}.ffn_norm.weight"))?,
+                    ffn_gate: next(),
+                    ffn_up: next(),
+                    ffn_down: next(),
+                })
+            })
+            .collect::<Result<_>>()?;
+        let output = if tied { embedding.clone() } else { Arc::new(next()) };
+        Ok(Self { embedding, layers, output_norm: vector(file, "output_norm.weight")?, output, bytes: end })
+    }
+}
+
+/// A float tensor as f32; norms are F32 in practice, F16 and BF16 are taken too.
+fn vector(file: &GgufFile, name: &str) -> Result<Vec<f32>> {
+    let info = file.require(name)?;
+    let data = file.data(info);
+    let bytes = info.dtype.block_bytes();
+    match info.dtype {
+        GgmlType::F32 => Ok(data.chunks_exact(bytes).map(bytemuck::pod_read_unaligned).collect()),
+        GgmlType::F16 => {
+            Ok(data.chunks_exact(bytes).map(|b| bytemuck::pod_read_unaligned::<f16>(b).to_f32()).collect())
+        }
+        GgmlType::BF16 => {
+            Ok(data.chunks_exact(bytes).map(|b| bytemuck::pod_read_unaligned::<bf16>(b).to_f32()).collect())
+        }
+        other => Err(Error::Gguf(format!(
+            "{}: {name} has type {}, but norms must be F32, F16 or BF16",
+            file.path().display(),
+            other.name()
+        ))),
+    }
+}

@@ -1,0 +1,63 @@
+"""What all tests share: where models come from and how many threads they run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from models import write_model
+
+# Longer searches on request; the deadline is off because shared machines stall.
+hypothesis.settings.register_profile(
+    "specrs",
+    deadline=None,
+    max_examples=int(os.environ.get("SPECRS_MAX_EXAMPLES", "50")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("specrs")
+
+
+@pytest.fixture(scope="session")
+def threads() -> int:
+    """Threads of every model a test loads: SPECRS_TEST_THREADS, or 2."""
+    return int(os.environ.get("SPECRS_TEST_THREADS", "2"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Give the path of a random model with these options of `write_model`; written once each."""
+    folder = tmp_path_factory.mktemp("models")
+    written: dict[str, Path] = {}
+
+    def path(**options: Any) -> Path:
+        key = repr(sorted(options.items()))
+        if key not in written:
+            written[key] = write_model(folder / f"{len(written)}.gguf", **options)
+        return written[key]
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Give the path of the real model, fetched once; SPECRS_REQUIRE_MODEL=1 forbids its absence."""
+    import specrs
+
+    try:
+        return Path(specrs.pull("smollm2-135m"))
+    except OSError as error:
+        if os.environ.get("SPECRS_REQUIRE_MODEL") == "1":
+            raise
+        pytest.skip(f"smollm2-135m could not be fetched: {error}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many logits were compared bit by bit."""
+    import bits
+
+    terminalreporter.write_line(f"{bits.compared:,} logits compared bit by bit, all equal")

@@ -1,0 +1,176 @@
+"""Small random Llama files, written by the `gguf` package: a writer that is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from blocks import K_QUANTS, random_tensor, tensor_type
+from vocabulary import CHAT_TEMPLATE, Vocabulary, bpe, spm, vocabulary_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What a test model is like; every option of `write_model` with its default.
+
+    Widths are 64 (256 for the K-quants, whose rows are whole blocks of 256 weights); the
+    feed-forward width is no power of two, so that edges of tiles are met.
+    """
+
+    quant: str = "F32"
+    types: Mapping[str, str] = field(default_factory=dict)  # tensor name -> type, over `quant`
+    n_layer: int = 2
+    n_embd: int | None = None
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int | None = None  # None: n_embd / n_head, and no attention.key_length in the file
+    n_ff: int | None = None
+    n_vocab: int | None = None  # None: as many as there are tokens; more: padded with unused ones
+    n_ctx: int = 512
+    rope_base: float = 10000.0
+    rope_linear: float | None = None
+    rope_freqs: tuple[float, ...] | None = None
+    tied: bool = False  # no output.weight: the embedding serves
+    copied: bool = False  # output.weight is a copy of the embedding
+    tokenizer: str | Path = "bpe"  # "bpe", "spm" or a GGUF file whose vocabulary is taken
+    chat_template: str | None = CHAT_TEMPLATE
+    architecture: str = "llama"
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # more keys, written last
+    extra_tensors: tuple[str, ...] = ()  # names of tensors no decoder knows
+    split: int = 0  # tensors per part; 0: one file
+    seed: int = 0
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return self.n_embd or (256 if self.needs_wide_rows else 64)
+
+    @property
+    def ff_width(self) -> int:
+        """Width of the feed-forward layer."""
+        return self.n_ff or (256 if self.needs_wide_rows else 96)
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.width // self.n_head
+
+    @property
+    def needs_wide_rows(self) -> bool:
+        """Whether some tensor has blocks of 256 weights."""
+        return any(name in K_QUANTS for name in (self.quant, *self.types.values()))
+
+    def vocabulary(self) -> Vocabulary:
+        """Build the tokenizer section, padded to the rows of the embedding."""
+        if isinstance(self.tokenizer, Path):
+            vocabulary = vocabulary_of(self.tokenizer)
+        else:
+            vocabulary = {"bpe": bpe, "spm": spm}[self.tokenizer]()
+        vocabulary.pad(self.n_vocab or len(vocabulary.tokens))
+        return vocabulary
+
+
+def write_model(path: Path, **options: Any) -> Path:
+    """Write the model that `ModelSpec(**options)` describes; the same options give the same bytes.
+
+    Returns the file to open: `path`, or the first part of a split model.
+    """
+    spec = ModelSpec(**options)
+    vocabulary = spec.vocabulary()
+    writer = gguf.GGUFWriter(path, spec.architecture, split_max_tensors=spec.split)
+    _write_config(writer, spec, len(vocabulary.tokens))
+    vocabulary.write(writer)
+    if spec.chat_template is not None:
+        writer.add_chat_template(spec.chat_template)
+    for key, value in spec.metadata.items():
+        _write_value(writer, key, value)
+    for name, (tensor, type_name) in _tensors(spec, len(vocabulary.tokens)).items():
+        raw = tensor_type(type_name) if tensor.dtype == np.uint8 else None
+        writer.add_tensor(name, tensor, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if spec.split else path
+
+
+def _write_config(writer: gguf.GGUFWriter, spec: ModelSpec, n_vocab: int) -> None:
+    writer.add_context_length(spec.n_ctx)
+    writer.add_embedding_length(spec.width)
+    writer.add_block_count(spec.n_layer)
+    writer.add_feed_forward_length(spec.ff_width)
+    writer.add_head_count(spec.n_head)
+    writer.add_head_count_kv(spec.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(spec.rope_base)
+    writer.add_rope_dimension_count(spec.head_width)
+    writer.add_vocab_size(n_vocab)
+    if spec.head_dim is not None:
+        writer.add_key_length(spec.head_dim)
+        writer.add_value_length(spec.head_dim)
+    if spec.rope_linear is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(spec.rope_linear)
+
+
+def _write_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        raise TypeError(f"{key}: no rule for {type(value).__name__}")
+
+
+def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any], str]]:
+    """Draw every tensor, by name, with its type.
+
+    Blocks add about as much to the residual stream as it held, and logits have a standard
+    deviation of about three: the context decides the next token, through every part of the model.
+    """
+    rng = np.random.default_rng(spec.seed)
+    width, ff = spec.width, spec.ff_width
+    q_rows, kv_rows = spec.n_head * spec.head_width, spec.n_head_kv * spec.head_width
+    tensors: dict[str, tuple[npt.NDArray[Any], str]] = {}
+
+    def matrix(name: str, rows: int, columns: int, gain: float) -> None:
+        type_name = spec.types.get(name, spec.quant)
+        spread = gain / np.sqrt(columns)
+        tensors[name] = (random_tensor(rng, (rows, columns), spread, type_name), type_name)
+
+    def vector(name: str, length: int, middle: float, spread: float = 0.1) -> None:
+        values = rng.normal(middle, spread, length).astype(np.float32)
+        tensors[name] = (values, "F32")
+
+    matrix("token_embd.weight", n_vocab, width, 3.0)
+    for layer in range(spec.n_layer):
+        block = f"blk.{layer}."
+        vector(block + "attn_norm.weight", width, 1.0)
+        matrix(block + "attn_q.weight", q_rows, width, 1.5)
+        matrix(block + "attn_k.weight", kv_rows, width, 1.5)
+        matrix(block + "attn_v.weight", kv_rows, width, 1.0)
+        matrix(block + "attn_output.weight", width, q_rows, 2.0)
+        vector(block + "ffn_norm.weight", width, 1.0)
+        matrix(block + "ffn_gate.weight", ff, width, 1.0)
+        matrix(block + "ffn_up.weight", ff, width, 1.5)
+        matrix(block + "ffn_down.weight", width, ff, 2.0)
+    vector("output_norm.weight", width, 1.0)
+    if spec.copied:
+        tensors["output.weight"] = tensors["token_embd.weight"]
+    elif not spec.tied:
+        matrix("output.weight", n_vocab, width, 3.0)
+    if spec.rope_freqs is not None:
+        tensors["rope_freqs.weight"] = (np.array(spec.rope_freqs, np.float32), "F32")
+    for name in spec.extra_tensors:
+        vector(name, 32, 0.0)
+    return tensors

@@ -1,0 +1,206 @@
+"""Other threads run on, Ctrl-C is heard, sharing is safe, and memory does not grow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from bits import assert_same_bits, cold, in_pieces, random_ids
+from specrs._specrs import ContextOverflow, Model
+
+# Ctrl-C is heard within 200 ms: the engine polls every 100 ms at most.
+INTERRUPT_SECONDS = 0.2
+
+
+@contextmanager
+def longest_pause() -> Iterator[list[float]]:
+    """Measure the longest time for which another Python thread could not run."""
+    pauses, stop = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.005)
+            now = time.perf_counter()
+            pauses[0] = max(pauses[0], now - last)
+            last = now
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    try:
+        yield pauses
+    finally:
+        stop.set()
+        ticker.join()
+
+
+def test_other_threads_run_during_long_calls(smollm2: Path) -> None:
+    """One engine thread, so that a core is free: what stalls the ticker then is the lock alone."""
+    calls: dict[str, Callable[[], object]] = {}
+    model = Model(smollm2, threads=1)
+    session = model.session()
+    tokens = random_ids(model, 1500)
+    calls["load"] = lambda: Model(smollm2, threads=1)
+    calls["prefill"] = lambda: session.forward(tokens)
+    calls["tokenise"] = lambda: model.tokenizer.encode("some words that are many " * 20_000)
+    for name, call in calls.items():
+        with longest_pause() as pauses:
+            start = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - start
+        if seconds > 0.2:  # a call shorter than this cannot stall anyone for long
+            assert pauses[0] < max(0.05, seconds / 4), f"{name}: {pauses[0]:.3f} of {seconds:.3f} s"
+    assert len(session) == 1500
+
+
+INTERRUPTED = """
+import sys, time
+import numpy as np
+from specrs._specrs import Model
+model = Model(sys.argv[1], threads=int(sys.argv[2]))
+session = model.session()
+session.forward([5, 6, 7])
+long = np.random.default_rng(0).integers(0, model.n_vocab, 7000)
+print("ready", flush=True)
+try:
+    session.forward(long)
+except KeyboardInterrupt:
+    print("interrupted", time.time(), flush=True)
+assert session.tokens == [5, 6, 7], session.tokens
+fresh = model.session()
+wanted = fresh.forward([5, 6, 7, 8])
+assert np.array_equal(session.forward([8]), wanted)
+print("usable", flush=True)
+"""
+
+
+def test_ctrl_c_during_a_long_prefill(smollm2: Path, threads: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(smollm2), str(threads)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        sent = time.time()
+        child.send_signal(signal.SIGINT)
+        out, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    word, at, usable = out.split()
+    assert (word, usable) == ("interrupted", "usable")
+    assert float(at) - sent < INTERRUPT_SECONDS
+
+
+def test_sixteen_threads_share_a_tokenizer(tiny: Callable[..., Path]) -> None:
+    for kind in ("bpe", "spm"):
+        tokenizer = Model(tiny(tokenizer=kind)).tokenizer
+        texts = [f"the cat sat on mat {i} hello world 😀" for i in range(16)]
+        wanted = [tokenizer.encode(text) for text in texts]
+
+        def work(i: int) -> bool:
+            return all(
+                tokenizer.encode(texts[i]) == wanted[i]  # noqa: B023 - run before the next kind
+                and tokenizer.decode(wanted[i]).strip() == texts[i]  # noqa: B023
+                for _ in range(250)
+            )
+
+        with ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(work, range(16)))
+
+
+def test_four_threads_generate_with_one_model(tiny: Callable[..., Path], threads: int) -> None:
+    model = Model(tiny(quant="Q4_0"), threads=threads)
+    sequences = [random_ids(model, 120, seed) for seed in range(4)]
+    wanted = [cold(model, tokens) for tokens in sequences]
+
+    def work(i: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        return in_pieces(model.session(), sequences[i], [1, 3, 7])
+
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as pool:
+            for got, rows in zip(pool.map(work, range(4)), wanted, strict=True):
+                assert_same_bits(got, rows)
+
+
+def test_calls_on_one_session_wait_for_each_other(tiny: Callable[..., Path], threads: int) -> None:
+    model = Model(tiny(quant="Q4_0"), threads=threads)
+    session = model.session()
+    pieces = [random_ids(model, 10, seed) for seed in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(session.forward, pieces))
+    tokens = session.tokens
+    assert sorted(tokens[start : start + 10] for start in range(0, 400, 10)) == sorted(pieces)
+    assert_same_bits(session.forward([5]), cold(model, [*tokens, 5])[-1])
+
+
+def test_threads_can_be_more_than_cores(tiny: Callable[..., Path]) -> None:
+    path = tiny(quant="Q4_0")
+    one, many = Model(path, threads=1), Model(path, threads=8)
+    tokens = random_ids(one, 60)
+    assert_same_bits(cold(many, tokens), cold(one, tokens))
+
+
+FORKING = """
+import os, sys
+from specrs._specrs import Model
+wanted = Model(sys.argv[1], threads=2).session().forward([5, 6]).tobytes()
+child = os.fork()
+if child == 0:
+    got = Model(sys.argv[1], threads=2).session().forward([5, 6]).tobytes()
+    os._exit(0 if got == wanted else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_models_load_in_a_forked_child(tiny: Callable[..., Path]) -> None:
+    """A process that has a model forks: a model loaded in the child has threads of its own."""
+    command = [sys.executable, "-c", FORKING, str(tiny(quant="Q4_0"))]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def test_memory_does_not_grow(tiny: Callable[..., Path], threads: int) -> None:
+    """Requests, abandoned drafts, snapshots, forks and errors, 1500 times each."""
+    model = Model(tiny(quant="Q4_0"), threads=threads)
+    tokens = random_ids(model, 50)
+    kept = model.session()
+    kept.forward(tokens)
+    process = psutil.Process()
+
+    def request() -> None:
+        session = model.session()
+        session.forward(tokens)
+        snapshot = session.snapshot()
+        fork = kept.fork()
+        fork.forward(tokens[:3])
+        session.forward(tokens[:5])
+        session.restore(snapshot)
+        for bad in ([-1], [0] * 1000):
+            with pytest.raises(ValueError, match=r"\S"):
+                session.forward(bad)
+        with pytest.raises(ContextOverflow):
+            session.forward([0] * 500)
+        stream = model.tokenizer.stream()
+        stream.push(tokens[0])
+
+    for _ in range(500):
+        request()
+    before = process.memory_info().rss
+    for _ in range(1500):
+        request()
+    grown = process.memory_info().rss - before
+    assert grown < 1 << 20, f"{grown / 1500:.0f} bytes a request"

@@ -259,7 +259,8 @@ class Tokenizer:
     def is_padding(self, id: int) -> bool:  # noqa: A002
         return self._vocab[id] is None
 
-    def stream(self) -> TextStream:
+    def stream(self, *, continuing: bool = False) -> TextStream:
+        del continuing  # no first space here
         return TextStream([b"" if i in self._control else b for i, b in enumerate(self._bytes)])
 
 

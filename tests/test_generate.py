@@ -340,6 +340,19 @@ def test_a_closed_generation_leaves_the_session_right_and_free(model: Model) -> 
         assert made(run(session)) == truth
 
 
+@pytest.mark.parametrize(("method", "argument"), [("truncate", 2), ("forward", [3, 4])])
+def test_a_session_changed_from_outside_is_noticed(
+    model: Model, method: str, argument: object
+) -> None:
+    session = model.session()
+    events = run(session)
+    next(events)
+    getattr(session, method)(argument)
+    with pytest.raises(RuntimeError, match=r"session was changed .* instead of 4"):
+        next(events)
+    assert made(run(session)) == plain(model, PROMPT, 20)
+
+
 def test_an_interrupt_between_forward_and_commit_loses_nothing(model: Model) -> None:
     session = model.session()
     truth = plain(model, PROMPT, 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import specrs
 from fake_engine import toy_llama
 from specrs import ContextOverflow, FixedLength, Llama, PromptLookup, Sampling, Stats
+from specrs.llama import Options
 
 PROMPT = [5, 6, 7, 8]
 
@@ -247,6 +249,12 @@ def test_a_session_goes_on_over_several_turns(llm: Llama, tmp_path: Path) -> Non
     loaded = llm.load_session(tmp_path / "saved")
     again = llm.generate(longer, max_tokens=6, session=loaded, ignore_eos=True)
     assert (again.tokens, again.stats.cached_tokens) == (second.tokens, 11)
+
+
+def test_all_four_methods_take_the_same_options() -> None:
+    parameters = inspect.signature(Llama.stream).parameters.values()
+    keywords = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert keywords == set(Options.__annotations__)
 
 
 def test_the_public_names_exist() -> None:

@@ -146,6 +146,11 @@ def steps(
             )
             length.update(step)
             yield step
+            if len(session) != len(tokens) - 1:
+                raise RuntimeError(
+                    f"the session was changed during the generation: it holds {len(session)} "
+                    f"tokens instead of {len(tokens) - 1}; use session.fork() for other work"
+                )
 
 
 def _propose(

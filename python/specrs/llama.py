@@ -254,7 +254,7 @@ class Llama:
         length = self._checked_drafting(drafter, draft_length)
         session = self._checked_session(session)
         end_ids = frozenset() if ignore_eos else frozenset(self.tokenizer.end_ids)
-        writer = TextWriter(self.tokenizer.stream(), stops, end_ids)
+        writer = TextWriter(self.tokenizer.stream(continuing=True), stops, end_ids)
         events = steps(
             session,
             ids,

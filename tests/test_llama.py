@@ -79,7 +79,7 @@ def test_a_session_of_another_model_is_refused(
     llm: Llama, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     other = toy_llama(monkeypatch, tmp_path / "other", seed=3)
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(ValueError, match="session belongs to another model"):
         llm.generate(PROMPT, session=other.session())
 
 

@@ -320,8 +320,12 @@ class Llama:
         if session is None:
             return self.session()
         _require("session", session, Session)
-        # Another model's state is refused here.
-        self.session().restore(session.snapshot())
+        try:
+            self.session().restore(session.snapshot())
+        except ValueError:
+            raise ValueError(
+                f"session belongs to another model; make one with the session() of {self!r}"
+            ) from None
         return session
 
     def __repr__(self) -> str:

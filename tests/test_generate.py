@@ -241,6 +241,11 @@ def raising(*_: Any) -> list[int]:
     raise KeyError("lost")
 
 
+def raising_late(*_: Any) -> Iterator[int]:
+    yield 3
+    raise KeyError("lost")
+
+
 def meddling(tokens: Sequence[int], _: int) -> list[int]:
     assert isinstance(tokens, list)
     tokens.append(3)
@@ -259,6 +264,7 @@ def endless(*_: Any) -> Iterator[int]:
         (meddling, RuntimeError, "changed the history"),
         (endless, ValueError, "more than the 4 tokens"),
         (lambda _, k: [3] * (k + 1), ValueError, "more than the 4 tokens"),
+        (raising_late, RuntimeError, "failed after 4 tokens: KeyError"),
         (lambda *_: None, TypeError, "not None"),
         (lambda *_: 7, TypeError, "not 7"),
         (lambda *_: [1.0], TypeError, r"not \[1.0\]"),

@@ -12,8 +12,9 @@ from typing import Protocol, runtime_checkable
 class Drafter(Protocol):
     """Anything that guesses how a sequence of tokens goes on. Guesses cost time, never correctness.
 
-    A drafter that depends on the target may also have `check_target(target)`; it is called with the
-    target `Llama` before a generation begins and raises ValueError if the two do not fit.
+    A drafter may also have `num_draft_tokens`, how much to ask of it unless the user says
+    otherwise, and `check_target(target)`, which is called with the target `Llama` before a
+    generation begins and raises ValueError if the two do not fit.
     """
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:

@@ -165,6 +165,8 @@ def _propose(
     name, known = type(drafter).__name__, len(tokens)
     try:
         proposal = drafter.propose(tokens, k)
+        if isinstance(proposal, Iterator):  # its work is only done now
+            proposal = list(islice(proposal, k + 1))
     except Exception as error:
         raise RuntimeError(f"drafter {name} failed after {known} tokens: {error!r}") from error
     if len(tokens) != known:

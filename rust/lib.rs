@@ -5,6 +5,8 @@
 pub mod error;
 
 pub mod blocks;
+#[cfg(test)]
+mod fixture;
 pub mod mapping;
 pub mod metadata;
 pub mod reader;
@@ -26,9 +28,6 @@ pub mod saved;
 
 pub mod tokenizer;
 pub mod text_stream;
-
-#[cfg(test)]
-mod fixture;
 
 #[cfg(feature = "python")]
 mod py;

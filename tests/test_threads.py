@@ -147,11 +147,10 @@ def test_calls_on_one_session_wait_for_each_other(tiny: Callable[..., Path], thr
     assert_same_bits(session.forward([5]), cold(model, [*tokens, 5])[-1])
 
 
-def test_threads_can_be_more_than_cores(tiny: Callable[..., Path]) -> None:
-    path = tiny(quant="Q4_0")
-    one, many = Model(path, threads=1), Model(path, threads=8)
-    tokens = random_ids(one, 60)
-    assert_same_bits(cold(many, tokens), cold(one, tokens))
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_threads_must_fit_the_cpus_of_the_process(tiny: Callable[..., Path], threads: int) -> None:
+    with pytest.raises(ValueError, match=str(threads)):
+        Model(tiny(quant="Q4_0"), threads=threads)
 
 
 FORKING = """

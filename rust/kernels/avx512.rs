@@ -122,15 +122,20 @@ fn accumulate<L: Layout, const M: usize>(
     g: usize,
     acc: &mut [__m512; M],
 ) {
+    debug_assert!(rows.count() >= M && g < rows.groups);
     for (m, acc) in acc.iter_mut().enumerate() {
         let at = m * rows.groups + g;
-        let x = columns(&rows.quants[at * GROUP..][..GROUP]);
-        let s = &rows.scales[at];
+        // SAFETY: `dot` checked that `rows` holds `groups` groups of quants and a scale for each of its rows, and
+        // callers pass at least M rows and a group of the tile. Checks in here would keep the loop from unrolling.
+        let (x, s) = unsafe {
+            let x = rows.quants.as_ptr().add(at * GROUP).cast::<[u8; 4]>();
+            (std::slice::from_raw_parts(x, GROUP / 4), rows.scales.get_unchecked(at))
+        };
         let scale = _mm512_set1_ps(s.scale);
         if L::SCALE_COLUMNS == GROUP {
             let mut dot = offset::<L>(s.negative_sum);
             for j in 0..8 {
-                dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(x[j]));
+                dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(i32::from_le_bytes(x[j])));
             }
             *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(weights.scale[0], scale), *acc);
             if L::MINIMA {
@@ -140,7 +145,7 @@ fn accumulate<L: Layout, const M: usize>(
             for h in 0..2 {
                 let mut dot = offset::<L>(s.negative_sums[h]);
                 for j in 4 * h..4 * h + 4 {
-                    dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(x[j]));
+                    dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(i32::from_le_bytes(x[j])));
                 }
                 *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(weights.scale[h], scale), *acc);
                 if L::MINIMA {
@@ -159,12 +164,6 @@ fn offset<L: Layout>(negative_sum: i32) -> __m512i {
         Some(bits) => _mm512_sll_epi32(_mm512_set1_epi32(negative_sum), _mm_cvtsi32_si128(bits as i32)),
         None => _mm512_setzero_si512(),
     }
-}
-
-/// The eight words of four columns each of a group of activations.
-#[inline(always)]
-fn columns(quants: &[i8]) -> [i32; 8] {
-    std::array::from_fn(|j| i32::from_le_bytes(std::array::from_fn(|i| quants[4 * j + i] as u8)))
 }
 
 /// Scales and minima of a group's sub-groups.

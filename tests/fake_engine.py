@@ -60,6 +60,16 @@ def toy_llama(monkeypatch: pytest.MonkeyPatch, path: Path, **settings: Any) -> L
     return specrs.llama.Llama(write_toy(path, **settings))
 
 
+class Scripted:
+    """A drafter that proposes from `script`, which is indexed by position."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self.script = list(script)
+
+    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        return self.script[len(tokens) : len(tokens) + k]
+
+
 class GgufError(ValueError):
     pass
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import ContextOverflow as ToyOverflow
-from fake_engine import Model, Session, write_toy
+from fake_engine import Model, Scripted, Session, write_toy
 from specrs import ContextOverflow, Drafter, FixedLength, PromptLookup, Sampling
 from specrs.generate import Step, steps
 from specrs.verify import verify
@@ -33,16 +33,6 @@ def plain(model: Model, prompt: Sequence[int], n: int) -> list[int]:
     for _ in range(n):
         tokens.append(int(model.row(tokens).argmax()))
     return tokens[len(prompt) :]
-
-
-class Scripted:
-    """Propose from `script`, which is indexed by position."""
-
-    def __init__(self, script: Sequence[int]) -> None:
-        self.script = list(script)
-
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        return self.script[len(tokens) : len(tokens) + k]
 
 
 class Returning:

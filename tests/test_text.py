@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_engine import TextStream, as_bytes, toy_llama
+from fake_engine import Scripted, TextStream, as_bytes, toy_llama
 from specrs import Drafter
 from specrs.generate import Step
 from specrs.text import TextWriter
 
 SMILE = "😀".encode()
-
-
-class Scripted:
-    """Propose from `script`, which is indexed by position."""
-
-    def __init__(self, script: Sequence[int]) -> None:
-        self.script = list(script)
-
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        return self.script[len(tokens) : len(tokens) + k]
 
 
 class Says:

@@ -23,6 +23,8 @@ pub mod cache;
 pub mod attention;
 pub mod forward;
 pub mod model;
+pub mod candle_cache;
+pub mod candle_llama;
 pub mod session;
 pub mod saved;
 

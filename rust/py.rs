@@ -343,7 +343,5 @@ impl PyTextStream {
 #[pymodule]
 mod _specrs {
     #[pymodule_export]
-    use super::{
-        ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer,
-    };
+    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer};
 }

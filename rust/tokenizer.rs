@@ -85,43 +85,28 @@ impl Tokenizer {
         let eos = id("eos")?.or_else(|| usual(2));
         let add_bos = match metadata.get_bool(ADD_BOS)? {
             Some(true) if bos.is_none() => {
-                return Err(metadata.error(format_args!(
-                    "metadata `{ADD_BOS}` is true but `tokenizer.ggml.bos_token_id` is missing"
-                )))
+                return Err(metadata
+                    .error(format_args!("metadata `{ADD_BOS}` is true but `tokenizer.ggml.bos_token_id` is missing")))
             }
             Some(add_bos) => add_bos,
             None => default_add_bos && bos.is_some(),
         };
-        let mut end_ids: Vec<u32> = [eos, id("eot")?, id("eom")?]
-            .into_iter()
-            .flatten()
-            .collect();
-        let marks = [Kind::Control, Kind::UserDefined]
-            .into_iter()
-            .flat_map(|k| vocabulary.of_kind(k));
-        end_ids.extend(marks.filter(|&id| {
-            vocabulary
-                .string(id)
-                .is_some_and(|s| END_MARKS.contains(&s))
-        }));
+        let mut end_ids: Vec<u32> = [eos, id("eot")?, id("eom")?].into_iter().flatten().collect();
+        let marks = [Kind::Control, Kind::UserDefined].into_iter().flat_map(|k| vocabulary.of_kind(k));
+        end_ids.extend(marks.filter(|&id| vocabulary.string(id).is_some_and(|s| END_MARKS.contains(&s))));
         end_ids.sort_unstable();
         end_ids.dedup();
         Ok(Self {
             n_vocab,
             user_defined: Markers::new(&vocabulary, &[Kind::UserDefined]),
-            special: Markers::new(
-                &vocabulary,
-                &[Kind::UserDefined, Kind::Control, Kind::Unknown],
-            ),
+            special: Markers::new(&vocabulary, &[Kind::UserDefined, Kind::Control, Kind::Unknown]),
             vocabulary,
             model,
             bos,
             eos,
             end_ids,
             add_bos,
-            chat_template: metadata
-                .get_str("tokenizer.chat_template")?
-                .map(str::to_owned),
+            chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
         })
     }
 
@@ -163,18 +148,9 @@ impl Tokenizer {
     /// whatever the file says, because a prompt is there to be continued.
     ///
     /// An [`Error::Argument`] says that the model has no BOS to add.
-    pub fn encode(
-        &self,
-        text: &str,
-        add_bos: Option<bool>,
-        parse_special: bool,
-    ) -> Result<Vec<u32>> {
+    pub fn encode(&self, text: &str, add_bos: Option<bool>, parse_special: bool) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        let markers = if parse_special {
-            &self.special
-        } else {
-            &self.user_defined
-        };
+        let markers = if parse_special { &self.special } else { &self.user_defined };
         markers.split(text, |fragment| match (fragment, &self.model) {
             (Fragment::Marker(id), _) => ids.push(id),
             (Fragment::Text(text), Model::Spm(model)) => model.encode(text, &mut ids),
@@ -228,10 +204,7 @@ impl Tokenizer {
     /// Whether `id` is a mark, which only `parse_special` finds in a text.
     pub fn is_control(&self, id: u32) -> Result<bool> {
         self.check(id)?;
-        Ok(matches!(
-            self.vocabulary.kind(id),
-            Kind::Control | Kind::Unknown
-        ))
+        Ok(matches!(self.vocabulary.kind(id), Kind::Control | Kind::Unknown))
     }
 
     /// Whether `id` is an unused row that only pads the vocabulary.
@@ -264,19 +237,16 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
         Some("gpt2") => {
             let name = metadata.get_str(PRE)?.unwrap_or("default");
             let words = Words::named(name).ok_or_else(|| {
-                metadata.error(format_args!(
-                    "`{PRE}` \"{name}\" is not supported (supported: {})",
-                    Words::names()
-                ))
+                metadata.error(format_args!("`{PRE}` \"{name}\" is not supported (supported: {})", Words::names()))
             })?;
             let vocabulary = Vocabulary::read(metadata, Spelling::Bytes)?;
             let add_bos = words.is_llama_3();
             let model = Bpe::read(metadata, &vocabulary, words)?;
             Ok((vocabulary, Model::Bpe(Box::new(model)), add_bos))
         }
-        Some(other) => Err(metadata.error(format_args!(
-            "`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")"
-        ))),
+        Some(other) => {
+            Err(metadata.error(format_args!("`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")")))
+        }
         None => Err(metadata.error(format_args!("metadata `{MODEL}` is missing"))),
     }
 }
@@ -285,10 +255,10 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
 fn special_id(metadata: &Metadata, vocabulary: &Vocabulary, name: &str) -> Result<Option<u32>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     match metadata.get_u64(&key)? {
-        Some(id) if id >= vocabulary.size() as u64 => Err(metadata.error(format_args!(
-            "metadata `{key}` is {id} but there are only {} tokens",
-            vocabulary.size()
-        ))),
+        Some(id) if id >= vocabulary.size() as u64 => {
+            Err(metadata
+                .error(format_args!("metadata `{key}` is {id} but there are only {} tokens", vocabulary.size())))
+        }
         id => Ok(id.map(|id| id as u32)),
     }
 }

@@ -87,7 +87,9 @@ fn token_id(item: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
         let text = item.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
         PyTypeError::new_err(format!("token ids must be integers, but the one at index {i} is {text}"))
     })?;
-    index.extract().map_err(|_| PyValueError::new_err(format!("token id {index} at index {i} is outside any vocabulary")))
+    index
+        .extract()
+        .map_err(|_| PyValueError::new_err(format!("token id {index} at index {i} is outside any vocabulary")))
 }
 
 /// All metadata as a dict.

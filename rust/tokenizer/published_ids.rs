@@ -51,12 +51,8 @@ fn ids_of_whole_vocabularies_are_the_published_ones() {
         eprintln!("skipped: SPECRS_VOCABULARIES names no folder");
         return;
     };
-    let files = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let models: Vec<_> = files
-        .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
-        .collect();
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let models: Vec<_> = files.filter(|path| path.extension().is_some_and(|e| e == "gguf")).collect();
     assert!(!models.is_empty());
     for path in models {
         eprintln!("{}: {} texts", path.display(), check_published_ids(&path));

@@ -55,12 +55,11 @@ impl Page {
 
     fn copy(&self) -> Self {
         let new = Self::new(self.shape);
-        new.data.write(0..new.data.len()).copy_from_slice(self.values_of_all_heads());
+        new.data.write(0..new.data.len()).copy_from_slice(self.all());
         new
     }
 
-    /// Keys and values of all layers and heads, for saving.
-    pub fn values_of_all_heads(&self) -> &[f16] {
+    fn all(&self) -> &[f16] {
         self.data.read(0..self.data.len())
     }
 
@@ -155,14 +154,21 @@ impl KvCache {
         self.pages.truncate(self.len.div_ceil(PAGE));
     }
 
-    /// A cache of `len` positions from the values of its pages; `None` if their number does not fit.
-    pub fn from_values(shape: CacheShape, len: usize, values: &[f16]) -> Option<Self> {
-        if values.len() != len.div_ceil(PAGE) * shape.page_len() {
+    /// The values of all pages, for saving.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let pages = &self.pages[..self.len.div_ceil(PAGE)];
+        pages.iter().flat_map(|page| bytemuck::cast_slice(page.all())).copied().collect()
+    }
+
+    /// A cache of `len` positions from [`KvCache::to_bytes`]; `None` if their number does not fit.
+    pub fn from_bytes(shape: CacheShape, len: usize, bytes: &[u8]) -> Option<Self> {
+        let page_bytes = shape.page_len() * size_of::<f16>();
+        if bytes.len() != len.div_ceil(PAGE) * page_bytes {
             return None;
         }
-        let pages = values.chunks_exact(shape.page_len()).map(|values| {
+        let pages = bytes.chunks_exact(page_bytes).map(|bytes| {
             let page = Page::new(shape);
-            page.data.write(0..page.data.len()).copy_from_slice(values);
+            bytemuck::cast_slice_mut(page.data.write(0..page.data.len())).copy_from_slice(bytes);
             Arc::new(page)
         });
         Some(Self { shape, len, pages: pages.collect() })

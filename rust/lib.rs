@@ -25,6 +25,7 @@ pub mod forward;
 pub mod model;
 pub mod candle_cache;
 pub mod candle_llama;
+pub mod engine;
 pub mod session;
 pub mod saved;
 

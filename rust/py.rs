@@ -127,7 +127,7 @@ impl PyModel {
 
     #[getter]
     fn kernels(&self) -> &str {
-        self.model.kernels()
+        self.model.engine().kernels()
     }
 
     #[getter]
@@ -137,12 +137,12 @@ impl PyModel {
 
     #[getter]
     fn weight_bytes(&self) -> usize {
-        self.model.weight_bytes()
+        self.model.engine().weight_bytes()
     }
 
     #[getter]
     fn cache_bytes_per_token(&self) -> usize {
-        self.model.cache_bytes_per_token()
+        self.model.engine().cache_bytes_per_token()
     }
 
     #[getter]

@@ -3,10 +3,8 @@
 //! Layout, little endian: magic, version `u32`, fingerprint of the model `u64`, device name (length `u64` and bytes),
 //! number of ids `u64`, ids `u32`, cache, and the XXH3 hash of all that.
 
-use crate::cache::PAGE;
 use crate::error::{Error, Result};
-use crate::session::{Cache, Model, Session};
-use half::f16;
+use crate::session::{Model, Session};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,13 +28,7 @@ pub fn save(session: &Session, path: &Path) -> Result<()> {
     bytes.extend_from_slice(model.device().as_bytes());
     bytes.extend_from_slice(&(session.tokens().len() as u64).to_le_bytes());
     bytes.extend(session.tokens().iter().flat_map(|id| id.to_le_bytes()));
-    match session.cache() {
-        Cache::Cpu(cache) => {
-            for page in &cache.pages()[..cache.len().div_ceil(PAGE)] {
-                bytes.extend(page.values_of_all_heads().iter().flat_map(|half| half.to_le_bytes()));
-            }
-        }
-    }
+    bytes.extend(session.cache().to_bytes()?);
     let hash = xxh3_64(&bytes);
     bytes.extend_from_slice(&hash.to_le_bytes());
 
@@ -102,8 +94,7 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
     if tokens.len() > model.n_ctx() {
         return Err(Error::ContextOverflow { needed: tokens.len(), n_ctx: model.n_ctx() });
     }
-    let halves = reader.rest.chunks_exact(2).map(|half| f16::from_le_bytes([half[0], half[1]])).collect::<Vec<_>>();
-    let cache = model.cache_from(tokens.len(), &halves).ok_or_else(damaged)?;
+    let cache = model.engine().cache_from_bytes(tokens.len(), reader.rest).ok_or_else(damaged)?;
     Ok(Session::from_parts(model, cache, tokens))
 }
 

@@ -1,27 +1,12 @@
 //! Sessions: the mutable state of one sequence over a shared, immutable model.
 
-use crate::cache::KvCache;
 use crate::config::Config;
+use crate::engine::{Cache, Engine};
 use crate::error::{Error, Result};
 use crate::gguf::GgufFile;
-use crate::kernels::Kernels;
-use crate::model::{CpuModel, Input};
 use crate::threads;
-use half::f16;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
-
-/// What computes a forward.
-enum Engine {
-    Cpu(CpuModel),
-}
-
-/// The cache that belongs to an engine.
-#[derive(Clone)]
-pub enum Cache {
-    /// Of the CPU engine.
-    Cpu(KvCache),
-}
 
 /// How to load a model.
 pub struct Options<'a> {
@@ -37,6 +22,7 @@ pub struct Options<'a> {
 pub struct Model {
     engine: Engine,
     device: String,
+    threads: usize,
     n_ctx: usize,
     /// Identifies the weights, so that a saved session is not loaded into another model.
     fingerprint: u64,
@@ -56,29 +42,25 @@ impl Model {
                 "threads={threads} is out of range: this process may use {allowed} CPUs, so 1 to {allowed} are possible"
             )));
         }
-        let engine = match options.device {
-            "cpu" => Engine::Cpu(CpuModel::load(file, Kernels::detect()?, threads, poll)?),
-            other => {
-                return Err(Error::Argument(format!(
-                    "device \"{other}\" is unknown (known: \"cpu\", \"candle-cpu\", \"metal\", \"cuda\")"
-                )))
-            }
-        };
-        let Engine::Cpu(cpu) = &engine;
-        let trained = cpu.config().n_ctx_train;
+        let engine = Engine::load(file, options.device, threads, poll)?;
+        let trained = engine.config().n_ctx_train;
         let n_ctx = options.n_ctx.unwrap_or(trained);
         if !(1..=trained).contains(&n_ctx) {
             return Err(Error::Argument(format!(
                 "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
             )));
         }
-        Ok(Self { engine, device: options.device.to_owned(), n_ctx, fingerprint: fingerprint(file) })
+        Ok(Self { engine, device: options.device.to_owned(), threads, n_ctx, fingerprint: fingerprint(file) })
     }
 
     /// Shapes and constants.
     pub fn config(&self) -> &Config {
-        let Engine::Cpu(model) = &self.engine;
-        model.config()
+        self.engine.config()
+    }
+
+    /// What computes its forwards.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// Positions of a session.
@@ -88,8 +70,7 @@ impl Model {
 
     /// Worker threads of a forward.
     pub fn threads(&self) -> usize {
-        let Engine::Cpu(model) = &self.engine;
-        model.threads()
+        self.threads
     }
 
     /// The device it was loaded for.
@@ -97,50 +78,9 @@ impl Model {
         &self.device
     }
 
-    /// Name of the kernels in use.
-    pub fn kernels(&self) -> &'static str {
-        let Engine::Cpu(model) = &self.engine;
-        model.kernels().name()
-    }
-
-    /// Resident bytes of the weights.
-    pub fn weight_bytes(&self) -> usize {
-        let Engine::Cpu(model) = &self.engine;
-        model.weight_bytes()
-    }
-
-    /// Bytes of the cache for one position.
-    pub fn cache_bytes_per_token(&self) -> usize {
-        let Engine::Cpu(model) = &self.engine;
-        model.cache_shape().bytes_per_token()
-    }
-
     /// Identifies the weights.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
-    }
-
-    pub(crate) fn new_cache(&self) -> Cache {
-        let Engine::Cpu(model) = &self.engine;
-        Cache::Cpu(KvCache::new(model.cache_shape()))
-    }
-
-    /// A cache of `len` positions from saved values; `None` if their number does not fit.
-    pub(crate) fn cache_from(&self, len: usize, values: &[f16]) -> Option<Cache> {
-        let Engine::Cpu(model) = &self.engine;
-        KvCache::from_values(model.cache_shape(), len, values).map(Cache::Cpu)
-    }
-
-    fn forward(
-        &self,
-        cache: &mut Cache,
-        tokens: &[u32],
-        logits: usize,
-        poll: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<f32>> {
-        match (&self.engine, cache) {
-            (Engine::Cpu(model), Cache::Cpu(cache)) => model.forward(&mut [Input { cache, tokens, logits }], poll),
-        }
     }
 }
 
@@ -185,7 +125,7 @@ impl Snapshot {
 impl Session {
     /// An empty session.
     pub fn new(model: Arc<Model>) -> Self {
-        let cache = model.new_cache();
+        let cache = model.engine.new_cache();
         Self { model, cache, tokens: Vec::new() }
     }
 
@@ -234,7 +174,7 @@ impl Session {
         if needed > self.model.n_ctx {
             return Err(Error::ContextOverflow { needed, n_ctx: self.model.n_ctx });
         }
-        let logits = self.model.forward(&mut self.cache, tokens, logits, poll)?;
+        let logits = self.model.engine.forward(&mut self.cache, tokens, logits, poll)?;
         self.tokens.extend_from_slice(tokens);
         Ok(logits)
     }
@@ -251,16 +191,14 @@ impl Session {
             )));
         }
         self.tokens.truncate(len);
-        match &mut self.cache {
-            Cache::Cpu(cache) => cache.truncate(len),
-        }
+        self.cache.truncate(len);
         Ok(())
     }
 
     /// Forgets everything.
     pub fn reset(&mut self) {
         self.tokens.clear();
-        self.cache = self.model.new_cache();
+        self.cache = self.model.engine.new_cache();
     }
 
     /// The present state, which later calls do not change.

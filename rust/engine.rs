@@ -1,0 +1,141 @@
+//! The two engines behind one interface: our own CPU kernels, and candle for its devices.
+
+use crate::cache::KvCache;
+use crate::candle_cache::CandleCache;
+use crate::candle_llama::{self, CandleModel};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gguf::GgufFile;
+use crate::kernels::Kernels;
+use crate::model::{self, CpuModel};
+
+/// The devices a model can be loaded on.
+const DEVICES: [&str; 4] = ["cpu", "candle-cpu", "metal", "cuda"];
+
+/// What computes a forward.
+pub enum Engine {
+    /// Our kernels on the CPU.
+    Cpu(CpuModel),
+    /// candle's tensors.
+    Candle(CandleModel),
+}
+
+/// The key/value cache that belongs to an engine.
+#[derive(Clone)]
+pub enum Cache {
+    /// Of [`Engine::Cpu`].
+    Cpu(KvCache),
+    /// Of [`Engine::Candle`].
+    Candle(CandleCache),
+}
+
+impl Engine {
+    /// Loads the model in `file` on `device`; on the CPU a forward will use `threads` threads.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if the file cannot be run, [`Error::Argument`] if the device is unknown or not built in,
+    /// [`Error::Interrupted`] if `poll` said so.
+    pub fn load(file: &GgufFile, device: &str, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
+        match device {
+            "cpu" => Ok(Self::Cpu(CpuModel::load(file, Kernels::detect()?, threads, poll)?)),
+            _ if DEVICES.contains(&device) => Ok(Self::Candle(CandleModel::load(file, device)?)),
+            _ => {
+                Err(Error::Argument(format!("device \"{device}\" is unknown (known: \"{}\")", DEVICES.join("\", \""))))
+            }
+        }
+    }
+
+    /// Shapes and constants.
+    pub fn config(&self) -> &Config {
+        match self {
+            Self::Cpu(model) => model.config(),
+            Self::Candle(model) => model.config(),
+        }
+    }
+
+    /// Name of the kernels in use.
+    pub fn kernels(&self) -> &'static str {
+        match self {
+            Self::Cpu(model) => model.kernels().name(),
+            Self::Candle(_) => "candle",
+        }
+    }
+
+    /// Resident bytes of the weights.
+    pub fn weight_bytes(&self) -> usize {
+        match self {
+            Self::Cpu(model) => model.weight_bytes(),
+            Self::Candle(model) => model.weight_bytes(),
+        }
+    }
+
+    /// Bytes of a cache for one position.
+    pub fn cache_bytes_per_token(&self) -> usize {
+        match self {
+            Self::Cpu(model) => model.cache_shape().bytes_per_token(),
+            Self::Candle(model) => model.new_cache().bytes_per_token(),
+        }
+    }
+
+    /// An empty cache.
+    pub fn new_cache(&self) -> Cache {
+        match self {
+            Self::Cpu(model) => Cache::Cpu(KvCache::new(model.cache_shape())),
+            Self::Candle(model) => Cache::Candle(model.new_cache()),
+        }
+    }
+
+    /// A cache of `len` positions from [`Cache::to_bytes`]; `None` if the bytes are not those of such a cache.
+    pub fn cache_from_bytes(&self, len: usize, bytes: &[u8]) -> Option<Cache> {
+        match self {
+            Self::Cpu(model) => KvCache::from_bytes(model.cache_shape(), len, bytes).map(Cache::Cpu),
+            Self::Candle(model) => {
+                CandleCache::from_bytes(model.cache_shape(), model.device(), len, bytes).ok().map(Cache::Candle)
+            }
+        }
+    }
+
+    /// Appends `tokens` to `cache`; returns the logits after the last `logits` of them, `[logits][n_vocab]`.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `poll` asked to stop; the cache is then as before.
+    ///
+    /// # Panics
+    /// If the cache is another engine's.
+    pub fn forward(
+        &self,
+        cache: &mut Cache,
+        tokens: &[u32],
+        logits: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<f32>> {
+        match (self, cache) {
+            (Self::Cpu(model), Cache::Cpu(cache)) => model.forward(&mut [model::Input { cache, tokens, logits }], poll),
+            (Self::Candle(model), Cache::Candle(cache)) => {
+                model.forward(&mut [candle_llama::Input { cache, tokens, logits }], poll)
+            }
+            _ => unreachable!("a session's cache is made by its own engine"),
+        }
+    }
+}
+
+impl Cache {
+    /// Forgets the positions from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        match self {
+            Self::Cpu(cache) => cache.truncate(len),
+            Self::Candle(cache) => cache.truncate(len),
+        }
+    }
+
+    /// The cached values, for saving.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if candle cannot read them back from its device.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        match self {
+            Self::Cpu(cache) => Ok(cache.to_bytes()),
+            Self::Candle(cache) => cache.to_bytes(),
+        }
+    }
+}

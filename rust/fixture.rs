@@ -269,25 +269,17 @@ pub fn tiny_spm(pieces: &[&str]) -> GgufWriter {
     tokens.extend(pieces.iter().map(|piece| (*piece, 1)));
     let scores = (0..tokens.len()).map(|id| -(id as f32)).collect();
     let mut model = GgufWriter::new();
-    model
-        .vocabulary("llama", &tokens)
-        .set(SCORES, Value::Array(Array::F32(scores)));
+    model.vocabulary("llama", &tokens).set(SCORES, Value::Array(Array::F32(scores)));
     model
 }
 
 /// A byte-pair vocabulary: two marks, the printable ASCII characters, and what `merges` join.
 pub fn tiny_bpe(merges: &[(&str, &str)]) -> GgufWriter {
     let ascii: Vec<_> = ('!'..='~').chain(['Ġ']).map(String::from).collect();
-    let joined: Vec<_> = merges
-        .iter()
-        .map(|(left, right)| format!("{left}{right}"))
-        .collect();
+    let joined: Vec<_> = merges.iter().map(|(left, right)| format!("{left}{right}")).collect();
     let mut tokens = vec![("<s>", 3), ("</s>", 3)];
     tokens.extend(ascii.iter().chain(&joined).map(|token| (token.as_str(), 1)));
-    let merges = merges
-        .iter()
-        .map(|(left, right)| format!("{left} {right}"))
-        .collect();
+    let merges = merges.iter().map(|(left, right)| format!("{left} {right}")).collect();
     let mut model = GgufWriter::new();
     model
         .vocabulary("gpt2", &tokens)

@@ -4,6 +4,8 @@
 //! in attention. Every value is computed by the same operations in the same order whatever the number of rows and
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
+mod attend;
+
 use crate::attention::{Accumulator, Unit, Workspace};
 use crate::cache::Page;
 use crate::config::Config;
@@ -258,96 +260,6 @@ impl Pass {
         let pairs = self.decoder.config.rope_freqs.len();
         let [cos, sin] = self.angles.each_ref().map(|a| &a[row * pairs..(row + 1) * pairs]);
         self.decoder.kernels.rope(head, cos, sin);
-    }
-
-    fn attend(&self, worker: &Worker<'_>, layer: usize, local: &mut Local) {
-        let heads = self.decoder.config.n_head_kv;
-        let Some((states, sums)) = &self.partials else {
-            for item in (worker.index..self.units.len() * heads).step_by(worker.count) {
-                let rows = &self.units[item / heads];
-                let unit = self.unit(layer, rows, item % heads, local);
-                unit.attend(&local.queries, &mut local.total, &mut local.work);
-                self.put_attended(rows, item % heads, local);
-            }
-            return;
-        };
-        let items = |rows: &UnitRows| heads * rows.segments;
-        let span = |rows: &UnitRows, unit: &Unit<'_>, segment: usize| {
-            let at = rows.partial + (unit.head * rows.segments + segment) * unit.queries();
-            at..at + unit.queries()
-        };
-        let mut number = 0;
-        for rows in &self.units {
-            for item in 0..items(rows) {
-                number += 1;
-                if number % worker.count != worker.index {
-                    continue;
-                }
-                let unit = self.unit(layer, rows, item / rows.segments, local);
-                let segment = item % rows.segments;
-                let (new_states, new_sums) = unit.attend_segment(segment, &local.queries, &mut local.work).parts();
-                let span = span(rows, &unit, segment);
-                states.write(span.clone()).copy_from_slice(new_states);
-                sums.write(span.start * unit.width..span.end * unit.width).copy_from_slice(new_sums);
-            }
-        }
-        worker.barrier();
-        for item in (worker.index..self.units.len() * heads).step_by(worker.count) {
-            let rows = &self.units[item / heads];
-            let unit = self.unit_without_queries(layer, rows, item % heads);
-            local.total.clear(unit.queries(), unit.width);
-            for segment in 0..rows.segments {
-                let span = span(rows, &unit, segment);
-                let sums = sums.read(span.start * unit.width..span.end * unit.width);
-                local.total.merge(&self.decoder.kernels, states.read(span), sums);
-            }
-            self.put_attended(rows, item % heads, local);
-        }
-    }
-
-    fn unit_without_queries(&self, layer: usize, rows: &UnitRows, head: usize) -> Unit<'_> {
-        let config = &self.decoder.config;
-        let Row { sequence, position, .. } = self.rows[rows.rows.start];
-        Unit {
-            kernels: &self.decoder.kernels,
-            pages: &self.sequences[sequence],
-            layer,
-            head,
-            position,
-            rows: rows.rows.len(),
-            group: config.n_head / config.n_head_kv,
-            width: config.head_dim.next_multiple_of(16),
-        }
-    }
-
-    /// The unit of `rows` and one key/value head; its queries, scaled and rotated, go to `local.queries`.
-    fn unit(&self, layer: usize, rows: &UnitRows, head: usize, local: &mut Local) -> Unit<'_> {
-        let unit = self.unit_without_queries(layer, rows, head);
-        let scale = 1.0 / (self.decoder.config.head_dim as f32).sqrt();
-        local.queries.clear();
-        for row in rows.rows.clone() {
-            for i in 0..unit.group {
-                let at = local.queries.len();
-                local.queries.extend_from_slice(self.buffers.qkv.read(self.head(row, head * unit.group + i)));
-                self.rotate(row, &mut local.queries[at..]);
-                self.decoder.kernels.scale(&mut local.queries[at..], scale);
-                local.queries.resize(at + unit.width, 0.0);
-            }
-        }
-        unit
-    }
-
-    /// Divides `local.total` by its sums and puts it where the output product reads.
-    fn put_attended(&self, rows: &UnitRows, head: usize, local: &mut Local) {
-        let Decoder { config, kernels, .. } = &*self.decoder;
-        let group = config.n_head / config.n_head_kv;
-        let width = config.head_dim.next_multiple_of(16);
-        let out = local.total.finish(kernels);
-        for (i, out) in out.chunks_exact(width).enumerate() {
-            let at = (head * group + i % group) * config.head_dim;
-            let values = self.buffers.attended.values(rows.rows.start + i / group, at..at + config.head_dim);
-            values.copy_from_slice(&out[..config.head_dim]);
-        }
     }
 
     fn quantize_attended(&self, worker: &Worker<'_>) {

@@ -1,8 +1,8 @@
 //! The header of one GGUF file, parsed from its bytes.
 //!
 //! The layout is that of <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little endian.
-//! Nothing a file declares is believed: counts are compared with the bytes that are left, arithmetic is checked, and the
-//! bytes of every tensor must lie in the file and belong to it alone.
+//! Nothing a file declares is believed: counts are compared with the bytes that are left, arithmetic is checked, and
+//! the bytes of every tensor must lie in the file and belong to it alone.
 
 use std::collections::HashSet;
 use std::fmt::Arguments;

@@ -5,6 +5,8 @@
 pub mod error;
 
 pub mod blocks;
+#[cfg(test)]
+mod fixture;
 pub mod mapping;
 pub mod metadata;
 pub mod reader;
@@ -21,14 +23,13 @@ pub mod cache;
 pub mod attention;
 pub mod forward;
 pub mod model;
+pub mod candle_cache;
+pub mod candle_llama;
 pub mod session;
 pub mod saved;
 
 pub mod tokenizer;
 pub mod text_stream;
-
-#[cfg(test)]
-mod fixture;
 
 #[cfg(feature = "python")]
 mod py;

@@ -37,12 +37,7 @@ impl CpuModel {
     ///
     /// # Errors
     /// [`Error::Gguf`] if the file does not hold a model that can be run, [`Error::Interrupted`] if `poll` said so.
-    pub fn load(
-        file: &GgufFile,
-        kernels: Kernels,
-        threads: usize,
-        poll: &mut dyn FnMut() -> bool,
-    ) -> Result<Self> {
+    pub fn load(file: &GgufFile, kernels: Kernels, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let config = Config::from_gguf(file)?;
         check_tensors(file, &config)?;
         let weights = Weights::load(file, &config, threads, poll)?;

@@ -1,57 +1,22 @@
 //! The Python module: every method converts its arguments, calls the engine without the GIL, and converts the result.
 
-use crate::error::Error;
+mod convert;
+
 use crate::gguf::GgufFile;
-use crate::metadata::{Array, Value};
 use crate::saved;
 use crate::session::{self, Options};
 use crate::text_stream;
 use crate::tokenizer;
-use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyUntypedArrayMethods};
-use pyo3::create_exception;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyTypeError, PyValueError};
+use convert::{metadata_dict, token_ids, ContextOverflow, Count, GgufError};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-create_exception!(specrs._specrs, GgufError, PyValueError, "The model file is malformed, or not supported.");
-create_exception!(specrs._specrs, ContextOverflow, PyValueError, "More positions are needed than the context holds.");
-
 /// How often a long call looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
-
-impl From<Error> for PyErr {
-    fn from(error: Error) -> Self {
-        match &error {
-            Error::Io { path, source } => {
-                // With an errno Python picks the subclass, such as FileNotFoundError.
-                match source.raw_os_error() {
-                    Some(errno) => {
-                        PyOSError::new_err((errno, system_message(source), path.to_string_lossy().into_owned()))
-                    }
-                    None => PyOSError::new_err(error.to_string()),
-                }
-            }
-            Error::Gguf(message) => GgufError::new_err(message.clone()),
-            Error::ContextOverflow { needed, n_ctx } => Python::attach(|py| {
-                let err = ContextOverflow::new_err(error.to_string());
-                let value = err.value(py);
-                let set = value.setattr("needed", *needed).and_then(|()| value.setattr("n_ctx", *n_ctx));
-                set.err().unwrap_or(err)
-            }),
-            Error::Argument(message) => PyValueError::new_err(message.clone()),
-            Error::Interrupted => PyKeyboardInterrupt::new_err(()),
-        }
-    }
-}
-
-/// The text of an I/O error without the errno that Rust appends.
-fn system_message(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
-}
 
 /// Runs `compute` without the GIL; it polls for signals, and an exception raised by a handler stops it.
 fn interruptible<T: Send>(
@@ -79,75 +44,6 @@ fn interruptible<T: Send>(
 /// A lock that outlives panics: calls that fail leave the state as it was.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Token ids from a numpy array of integers or a sequence of ints.
-fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    if let Ok(array) = tokens.extract::<PyReadonlyArray1<'_, u32>>() {
-        return Ok(array.as_array().to_vec());
-    }
-    if tokens.extract::<&str>().is_ok() {
-        return Err(PyTypeError::new_err("token ids must be integers, but this is a str; tokenize it first"));
-    }
-    let items = tokens.try_iter().map_err(|_| {
-        let kind = tokens.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
-        PyTypeError::new_err(format!("token ids must be a sequence of integers, not {kind}"))
-    })?;
-    items.enumerate().map(|(i, item)| token_id(&item?, i)).collect()
-}
-
-/// The id `item` at index `i`.
-fn token_id(item: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
-    let index = item.call_method0("__index__").map_err(|_| {
-        let text = item.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
-        PyTypeError::new_err(format!("token ids must be integers, but the one at index {i} is {text}"))
-    })?;
-    index.extract().map_err(|_| PyValueError::new_err(format!("token id {index} at index {i} is outside any vocabulary")))
-}
-
-fn metadata_dict<'py>(py: Python<'py>, metadata: &crate::metadata::Metadata) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    for (key, value) in metadata.iter() {
-        dict.set_item(key, metadata_value(py, value)?)?;
-    }
-    Ok(dict)
-}
-
-fn metadata_value<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
-    Ok(match value {
-        Value::U8(v) => v.into_pyobject(py)?.into_any(),
-        Value::I8(v) => v.into_pyobject(py)?.into_any(),
-        Value::U16(v) => v.into_pyobject(py)?.into_any(),
-        Value::I16(v) => v.into_pyobject(py)?.into_any(),
-        Value::U32(v) => v.into_pyobject(py)?.into_any(),
-        Value::I32(v) => v.into_pyobject(py)?.into_any(),
-        Value::U64(v) => v.into_pyobject(py)?.into_any(),
-        Value::I64(v) => v.into_pyobject(py)?.into_any(),
-        Value::F32(v) => v.into_pyobject(py)?.into_any(),
-        Value::F64(v) => v.into_pyobject(py)?.into_any(),
-        Value::Bool(v) => v.into_pyobject(py)?.to_owned().into_any(),
-        Value::String(v) => v.into_pyobject(py)?.into_any(),
-        Value::Array(v) => metadata_array(py, v)?,
-    })
-}
-
-fn metadata_array<'py>(py: Python<'py>, array: &Array) -> PyResult<Bound<'py, PyAny>> {
-    Ok(match array {
-        // `Vec<u8>` would become bytes; a list like the other integer types is what is meant.
-        Array::U8(v) => v.iter().map(|&v| u32::from(v)).collect::<Vec<_>>().into_pyobject(py)?,
-        Array::I8(v) => v.into_pyobject(py)?,
-        Array::U16(v) => v.into_pyobject(py)?,
-        Array::I16(v) => v.into_pyobject(py)?,
-        Array::U32(v) => v.into_pyobject(py)?,
-        Array::I32(v) => v.into_pyobject(py)?,
-        Array::U64(v) => v.into_pyobject(py)?,
-        Array::I64(v) => v.into_pyobject(py)?,
-        Array::F32(v) => v.into_pyobject(py)?,
-        Array::F64(v) => v.into_pyobject(py)?,
-        Array::Bool(v) => v.into_pyobject(py)?,
-        Array::String(v) => v.into_pyobject(py)?,
-        Array::Array(v) => v.iter().map(|v| metadata_array(py, v)).collect::<PyResult<Vec<_>>>()?.into_pyobject(py)?,
-    })
 }
 
 #[pyclass(frozen, module = "specrs._specrs", name = "GgufFile")]
@@ -196,13 +92,14 @@ impl PyModel {
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        n_ctx: Option<usize>,
-        threads: Option<usize>,
+        n_ctx: Option<Count>,
+        threads: Option<Count>,
         device: &str,
     ) -> PyResult<Self> {
+        let options = Options { n_ctx: n_ctx.map(|n| n.0), threads: threads.map(|n| n.0), device };
         interruptible(py, |poll| {
             let file = GgufFile::open(&path)?;
-            let model = session::Model::load(&file, &Options { n_ctx, threads, device }, poll)?;
+            let model = session::Model::load(&file, &options, poll)?;
             let tokenizer = tokenizer::Tokenizer::from_gguf(&file)?;
             Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
         })
@@ -334,13 +231,13 @@ impl PySession {
         &self,
         py: Python<'py>,
         tokens: &Bound<'py, PyAny>,
-        positions: usize,
+        positions: Count,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        self.logits(py, tokens, Some(positions))
+        self.logits(py, tokens, Some(positions.0))
     }
 
-    fn truncate(&self, py: Python<'_>, length: usize) -> PyResult<()> {
-        Ok(self.with(py, |session| session.truncate(length))?)
+    fn truncate(&self, py: Python<'_>, length: Count) -> PyResult<()> {
+        Ok(self.with(py, |session| session.truncate(length.0))?)
     }
 
     fn reset(&self, py: Python<'_>) {
@@ -410,16 +307,16 @@ impl PyTokenizer {
         Ok(py.detach(|| self.0.decode(&tokens))?)
     }
 
-    fn token(&self, id: u32) -> PyResult<&str> {
-        Ok(self.0.token(id)?)
+    fn token(&self, id: Count) -> PyResult<&str> {
+        Ok(self.0.token(id.id())?)
     }
 
-    fn is_control(&self, id: u32) -> PyResult<bool> {
-        Ok(self.0.is_control(id)?)
+    fn is_control(&self, id: Count) -> PyResult<bool> {
+        Ok(self.0.is_control(id.id())?)
     }
 
-    fn is_padding(&self, id: u32) -> PyResult<bool> {
-        Ok(self.0.is_padding(id)?)
+    fn is_padding(&self, id: Count) -> PyResult<bool> {
+        Ok(self.0.is_padding(id.id())?)
     }
 
     #[pyo3(signature = (*, continuing=false))]
@@ -434,8 +331,8 @@ struct PyTextStream(Mutex<text_stream::TextStream>);
 
 #[pymethods]
 impl PyTextStream {
-    fn push(&self, token: u32) -> PyResult<String> {
-        Ok(lock(&self.0).push(token)?)
+    fn push(&self, token: Count) -> PyResult<String> {
+        Ok(lock(&self.0).push(token.id())?)
     }
 
     fn finish(&self) -> String {
@@ -446,7 +343,5 @@ impl PyTextStream {
 #[pymodule]
 mod _specrs {
     #[pymodule_export]
-    use super::{
-        ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer,
-    };
+    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer};
 }

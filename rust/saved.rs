@@ -69,7 +69,8 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
         return Err(refuse("this is not a session file of specrs".to_owned()));
     }
     let (body, hash) = bytes.split_last_chunk::<8>().ok_or_else(damaged)?;
-    let mut reader = Reader { rest: &body[MAGIC.len()..] };
+    let mut reader = Reader { rest: body };
+    reader.take::<8>().ok_or_else(damaged)?;
     let version = u32::from_le_bytes(reader.take().ok_or_else(damaged)?);
     if version != VERSION {
         return Err(refuse(format!(

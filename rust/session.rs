@@ -210,17 +210,17 @@ impl Session {
     /// Appends `tokens`; returns the logits after the last `logits` of them, `[logits][n_vocab]`.
     ///
     /// # Errors
-    /// Before any work: [`Error::Argument`] if there are no tokens, fewer than `logits`, or one is outside the
-    /// vocabulary; [`Error::ContextOverflow`] if they do not fit. [`Error::Interrupted`] if `poll` asked to stop.
+    /// Before any work: [`Error::Argument`] if there are no tokens, `logits` is 0 or more than the tokens, or one
+    /// is outside the vocabulary; [`Error::ContextOverflow`] if they do not fit. [`Error::Interrupted`] if `poll` asked to stop.
     /// The session is then as before.
     pub fn forward(&mut self, tokens: &[u32], logits: usize, poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
         let n_vocab = self.model.config().n_vocab;
         if tokens.is_empty() {
             return Err(Error::Argument("there are no tokens to process; at least one is needed".to_owned()));
         }
-        if logits > tokens.len() {
+        if !(1..=tokens.len()).contains(&logits) {
             return Err(Error::Argument(format!(
-                "logits of the last {logits} positions are wanted, but only {} tokens are given",
+                "logits of the last {logits} positions are wanted; with {} tokens 1 to {0} are possible",
                 tokens.len()
             )));
         }

@@ -19,19 +19,12 @@ impl TextStream {
     /// A stream that begins a text.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         let drop_space = tokenizer.begins_with_space();
-        Self {
-            tokenizer,
-            pending: Vec::new(),
-            drop_space,
-        }
+        Self { tokenizer, pending: Vec::new(), drop_space }
     }
 
     /// A stream that goes on with a text: a space at its beginning belongs to it.
     pub fn continuing(tokenizer: Arc<Tokenizer>) -> Self {
-        Self {
-            drop_space: false,
-            ..Self::new(tokenizer)
-        }
+        Self { drop_space: false, ..Self::new(tokenizer) }
     }
 
     /// The text that became complete with `id`; nothing in the middle of a character.
@@ -56,9 +49,7 @@ impl TextStream {
     fn take(&mut self, end: bool) -> String {
         let complete = match self.pending.utf8_chunks().last() {
             // Invalid bytes at the end that a longer text could still make valid.
-            Some(chunk) if !end && is_incomplete(chunk.invalid()) => {
-                self.pending.len() - chunk.invalid().len()
-            }
+            Some(chunk) if !end && is_incomplete(chunk.invalid()) => self.pending.len() - chunk.invalid().len(),
             _ => self.pending.len(),
         };
         let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
@@ -129,9 +120,7 @@ mod tests {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
         let mut state = 7u64;
         let mut random = |below: usize| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 33) as usize % below
         };
         for name in ["llama-spm.gguf", "llama-bpe.gguf", "smollm2.gguf"] {

@@ -52,8 +52,8 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Model {
-    Spm(Spm),
-    Bpe(Bpe),
+    Spm(Box<Spm>),
+    Bpe(Box<Bpe>),
 }
 
 impl Tokenizer {
@@ -64,12 +64,12 @@ impl Tokenizer {
         let metadata = file.metadata();
         let (vocabulary, model, default_add_bos) = read_model(metadata)?;
         let n_vocab = match file.tensor("token_embd.weight") {
-            None => vocabulary.len(),
-            Some(tensor) if tensor.rows() >= vocabulary.len() => tensor.rows(),
+            None => vocabulary.size(),
+            Some(tensor) if tensor.rows() >= vocabulary.size() => tensor.rows(),
             Some(tensor) => {
                 return Err(metadata.error(format_args!(
                     "the vocabulary has {} tokens but tensor `{}` only {} rows",
-                    vocabulary.len(),
+                    vocabulary.size(),
                     tensor.name,
                     tensor.rows()
                 )))
@@ -85,43 +85,28 @@ impl Tokenizer {
         let eos = id("eos")?.or_else(|| usual(2));
         let add_bos = match metadata.get_bool(ADD_BOS)? {
             Some(true) if bos.is_none() => {
-                return Err(metadata.error(format_args!(
-                    "metadata `{ADD_BOS}` is true but `tokenizer.ggml.bos_token_id` is missing"
-                )))
+                return Err(metadata
+                    .error(format_args!("metadata `{ADD_BOS}` is true but `tokenizer.ggml.bos_token_id` is missing")))
             }
             Some(add_bos) => add_bos,
             None => default_add_bos && bos.is_some(),
         };
-        let mut end_ids: Vec<u32> = [eos, id("eot")?, id("eom")?]
-            .into_iter()
-            .flatten()
-            .collect();
-        let marks = [Kind::Control, Kind::UserDefined]
-            .into_iter()
-            .flat_map(|k| vocabulary.of_kind(k));
-        end_ids.extend(marks.filter(|&id| {
-            vocabulary
-                .string(id)
-                .is_some_and(|s| END_MARKS.contains(&s))
-        }));
+        let mut end_ids: Vec<u32> = [eos, id("eot")?, id("eom")?].into_iter().flatten().collect();
+        let marks = [Kind::Control, Kind::UserDefined].into_iter().flat_map(|k| vocabulary.of_kind(k));
+        end_ids.extend(marks.filter(|&id| vocabulary.string(id).is_some_and(|s| END_MARKS.contains(&s))));
         end_ids.sort_unstable();
         end_ids.dedup();
         Ok(Self {
             n_vocab,
             user_defined: Markers::new(&vocabulary, &[Kind::UserDefined]),
-            special: Markers::new(
-                &vocabulary,
-                &[Kind::UserDefined, Kind::Control, Kind::Unknown],
-            ),
+            special: Markers::new(&vocabulary, &[Kind::UserDefined, Kind::Control, Kind::Unknown]),
             vocabulary,
             model,
             bos,
             eos,
             end_ids,
             add_bos,
-            chat_template: metadata
-                .get_str("tokenizer.chat_template")?
-                .map(str::to_owned),
+            chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
         })
     }
 
@@ -140,8 +125,8 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Every id that ends a generation, in ascending order: what the file declares as end of text, of turn or of message,
-    /// and marks that are known to be one.
+    /// Every id that ends a generation, in ascending order: what the file declares as end of text, of turn or of
+    /// message, and marks that are known to be one.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids
     }
@@ -158,23 +143,14 @@ impl Tokenizer {
 
     /// The ids of `text`.
     ///
-    /// Marks in `text` are plain text, unless `parse_special`. With `add_bos` true or false a BOS is put first or not; with
-    /// `None` the file decides, and none is added to a text that begins with one already. An EOS is never added, whatever
-    /// the file says, because a prompt is there to be continued.
+    /// Marks in `text` are plain text, unless `parse_special`. With `add_bos` true or false a BOS is put first or not;
+    /// with `None` the file decides, and none is added to a text that begins with one already. An EOS is never added,
+    /// whatever the file says, because a prompt is there to be continued.
     ///
     /// An [`Error::Argument`] says that the model has no BOS to add.
-    pub fn encode(
-        &self,
-        text: &str,
-        add_bos: Option<bool>,
-        parse_special: bool,
-    ) -> Result<Vec<u32>> {
+    pub fn encode(&self, text: &str, add_bos: Option<bool>, parse_special: bool) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        let markers = if parse_special {
-            &self.special
-        } else {
-            &self.user_defined
-        };
+        let markers = if parse_special { &self.special } else { &self.user_defined };
         markers.split(text, |fragment| match (fragment, &self.model) {
             (Fragment::Marker(id), _) => ids.push(id),
             (Fragment::Text(text), Model::Spm(model)) => model.encode(text, &mut ids),
@@ -194,8 +170,8 @@ impl Tokenizer {
 
     /// The text of `ids`, without marks; bytes that are no UTF-8 become U+FFFD.
     ///
-    /// The space that [`Self::encode`] puts before a text is taken away again. An [`Error::Argument`] names an id that is
-    /// out of range.
+    /// The space that [`Self::encode`] puts before a text is taken away again. An [`Error::Argument`] names an id that
+    /// is out of range.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -228,10 +204,7 @@ impl Tokenizer {
     /// Whether `id` is a mark, which only `parse_special` finds in a text.
     pub fn is_control(&self, id: u32) -> Result<bool> {
         self.check(id)?;
-        Ok(matches!(
-            self.vocabulary.kind(id),
-            Kind::Control | Kind::Unknown
-        ))
+        Ok(matches!(self.vocabulary.kind(id), Kind::Control | Kind::Unknown))
     }
 
     /// Whether `id` is an unused row that only pads the vocabulary.
@@ -259,24 +232,21 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
         Some("llama") => {
             let vocabulary = Vocabulary::read(metadata, Spelling::Sentence)?;
             let model = Spm::read(metadata, &vocabulary)?;
-            Ok((vocabulary, Model::Spm(model), true))
+            Ok((vocabulary, Model::Spm(Box::new(model)), true))
         }
         Some("gpt2") => {
             let name = metadata.get_str(PRE)?.unwrap_or("default");
             let words = Words::named(name).ok_or_else(|| {
-                metadata.error(format_args!(
-                    "`{PRE}` \"{name}\" is not supported (supported: {})",
-                    Words::names()
-                ))
+                metadata.error(format_args!("`{PRE}` \"{name}\" is not supported (supported: {})", Words::names()))
             })?;
             let vocabulary = Vocabulary::read(metadata, Spelling::Bytes)?;
             let add_bos = words.is_llama_3();
             let model = Bpe::read(metadata, &vocabulary, words)?;
-            Ok((vocabulary, Model::Bpe(model), add_bos))
+            Ok((vocabulary, Model::Bpe(Box::new(model)), add_bos))
         }
-        Some(other) => Err(metadata.error(format_args!(
-            "`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")"
-        ))),
+        Some(other) => {
+            Err(metadata.error(format_args!("`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")")))
+        }
         None => Err(metadata.error(format_args!("metadata `{MODEL}` is missing"))),
     }
 }
@@ -285,13 +255,15 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
 fn special_id(metadata: &Metadata, vocabulary: &Vocabulary, name: &str) -> Result<Option<u32>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     match metadata.get_u64(&key)? {
-        Some(id) if id >= vocabulary.len() as u64 => Err(metadata.error(format_args!(
-            "metadata `{key}` is {id} but there are only {} tokens",
-            vocabulary.len()
-        ))),
+        Some(id) if id >= vocabulary.size() as u64 => {
+            Err(metadata
+                .error(format_args!("metadata `{key}` is {id} but there are only {} tokens", vocabulary.size())))
+        }
         id => Ok(id.map(|id| id as u32)),
     }
 }
 
+#[cfg(test)]
+mod published_ids;
 #[cfg(test)]
 mod tests;

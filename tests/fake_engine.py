@@ -55,9 +55,19 @@ def toy_llama(monkeypatch: pytest.MonkeyPatch, path: Path, **settings: Any) -> L
     """Write a toy model to `path` and load it as a `Llama`."""
     import specrs.llama
 
-    monkeypatch.setattr("specrs._specrs.Model", Model)
+    monkeypatch.setattr("specrs.llama.Model", Model)
     monkeypatch.setattr("specrs.llama.Session", Session)
     return specrs.llama.Llama(write_toy(path, **settings))
+
+
+class Scripted:
+    """A drafter that proposes from `script`, which is indexed by position."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self.script = list(script)
+
+    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        return self.script[len(tokens) : len(tokens) + k]
 
 
 class GgufError(ValueError):
@@ -161,7 +171,8 @@ class Session:
         return len(self._ids)
 
     def forward(self, tokens: Any) -> npt.NDArray[np.float32]:
-        return self.forward_last(tokens, 1)[0]
+        row: npt.NDArray[np.float32] = self.forward_last(tokens, 1)[0]
+        return row
 
     def forward_all_positions(self, tokens: Any) -> npt.NDArray[np.float32]:
         return self.forward_last(tokens, len(tokens))
@@ -184,7 +195,9 @@ class Session:
         self._model.forwards += 1
         self.rows.append(len(ids))
         ends = range(needed - positions + 1, needed + 1)
-        return np.stack([self._model.row(self._ids[:end]) for end in ends])
+        rows: npt.NDArray[np.float32]
+        rows = np.stack([self._model.row(self._ids[:end]) for end in ends])
+        return rows
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= len(self._ids):
@@ -256,7 +269,8 @@ class Tokenizer:
     def is_padding(self, id: int) -> bool:  # noqa: A002
         return self._vocab[id] is None
 
-    def stream(self) -> TextStream:
+    def stream(self, *, continuing: bool = False) -> TextStream:
+        del continuing  # no first space here
         return TextStream([b"" if i in self._control else b for i, b in enumerate(self._bytes)])
 
 

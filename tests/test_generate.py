@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import ContextOverflow as ToyOverflow
-from fake_engine import Model, Session, write_toy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_engine import ContextOverflow as ToyOverflow
+from fake_engine import Model, Scripted, Session, write_toy
 from specrs import ContextOverflow, Drafter, FixedLength, PromptLookup, Sampling
 from specrs.generate import Step, steps
 from specrs.verify import verify
@@ -33,16 +33,6 @@ def plain(model: Model, prompt: Sequence[int], n: int) -> list[int]:
     for _ in range(n):
         tokens.append(int(model.row(tokens).argmax()))
     return tokens[len(prompt) :]
-
-
-class Scripted:
-    """Propose from `script`, which is indexed by position."""
-
-    def __init__(self, script: Sequence[int]) -> None:
-        self.script = list(script)
-
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        return self.script[len(tokens) : len(tokens) + k]
 
 
 class Returning:
@@ -237,17 +227,22 @@ def test_a_used_session_answers_like_a_new_one(
     assert session.rows[0] == events[0].evaluated
 
 
-def raising(tokens: Sequence[int], k: int) -> list[int]:
+def raising(*_: Any) -> list[int]:
     raise KeyError("lost")
 
 
-def meddling(tokens: Sequence[int], k: int) -> list[int]:
+def raising_late(*_: Any) -> Iterator[int]:
+    yield 3
+    raise KeyError("lost")
+
+
+def meddling(tokens: Sequence[int], _: int) -> list[int]:
     assert isinstance(tokens, list)
     tokens.append(3)
     return []
 
 
-def endless(tokens: Sequence[int], k: int) -> Iterator[int]:
+def endless(*_: Any) -> Iterator[int]:
     while True:
         yield 3
 
@@ -258,16 +253,17 @@ def endless(tokens: Sequence[int], k: int) -> Iterator[int]:
         (raising, RuntimeError, "failed after 4 tokens: KeyError"),
         (meddling, RuntimeError, "changed the history"),
         (endless, ValueError, "more than the 4 tokens"),
-        (lambda tokens, k: [3] * (k + 1), ValueError, "more than the 4 tokens"),
-        (lambda tokens, k: None, TypeError, "not None"),
-        (lambda tokens, k: 7, TypeError, "not 7"),
-        (lambda tokens, k: [1.0], TypeError, r"not \[1.0\]"),
-        (lambda tokens, k: np.array([1.5, 2.0]), TypeError, "sequence of token ids"),
-        (lambda tokens, k: "abc", TypeError, "not 'abc'"),
-        (lambda tokens, k: [[3]], TypeError, "sequence of token ids"),
-        (lambda tokens, k: [-1], ValueError, "token -1, outside the vocabulary of 30"),
-        (lambda tokens, k: [30], ValueError, "token 30, outside the vocabulary of 30"),
-        (lambda tokens, k: [2**70], ValueError, "outside the vocabulary of 30"),
+        (lambda _, k: [3] * (k + 1), ValueError, "more than the 4 tokens"),
+        (raising_late, RuntimeError, "failed after 4 tokens: KeyError"),
+        (lambda *_: None, TypeError, "not None"),
+        (lambda *_: 7, TypeError, "not 7"),
+        (lambda *_: [1.0], TypeError, r"not \[1.0\]"),
+        (lambda *_: np.array([1.5, 2.0]), TypeError, "sequence of token ids"),
+        (lambda *_: "abc", TypeError, "not 'abc'"),
+        (lambda *_: [[3]], TypeError, "sequence of token ids"),
+        (lambda *_: [-1], ValueError, "token -1, outside the vocabulary of 30"),
+        (lambda *_: [30], ValueError, "token 30, outside the vocabulary of 30"),
+        (lambda *_: [2**70], ValueError, "outside the vocabulary of 30"),
     ],
 )
 def test_a_faulty_drafter_is_named_and_the_session_stays_right(
@@ -300,9 +296,9 @@ def test_a_drafter_failing_later_leaves_what_was_made(model: Model) -> None:
     "answer",
     [
         lambda tokens, k: np.random.default_rng(len(tokens)).integers(0, 30, k),
-        lambda tokens, k: [29] * k,
-        lambda tokens, k: (1 for _ in range(k)),
-        lambda tokens, k: np.array([1] * k, np.uint32),
+        lambda _, k: [29] * k,
+        lambda _, k: (1 for __ in range(k)),
+        lambda _, k: np.array([1] * k, np.uint32),
     ],
     ids=["random", "padding", "all-end", "uint32"],
 )
@@ -340,12 +336,25 @@ def test_a_closed_generation_leaves_the_session_right_and_free(model: Model) -> 
         assert made(run(session)) == truth
 
 
+@pytest.mark.parametrize(("method", "argument"), [("truncate", 2), ("forward", [3, 4])])
+def test_a_session_changed_from_outside_is_noticed(
+    model: Model, method: str, argument: object
+) -> None:
+    session = model.session()
+    events = run(session)
+    next(events)
+    getattr(session, method)(argument)
+    with pytest.raises(RuntimeError, match=r"session was changed .* instead of 4"):
+        next(events)
+    assert made(run(session)) == plain(model, PROMPT, 20)
+
+
 def test_an_interrupt_between_forward_and_commit_loses_nothing(model: Model) -> None:
     session = model.session()
     truth = plain(model, PROMPT, 20)
     calls = iter(range(100))
 
-    def ends(token: int) -> bool:
+    def ends(_: int) -> bool:
         if next(calls) == 5:
             raise KeyboardInterrupt
         return False
@@ -381,9 +390,9 @@ def test_threads_on_one_session_exclude_each_other_and_on_two_do_not(model: Mode
 
 def test_the_toy_engine_refuses_what_the_native_one_does(model: Model) -> None:
     session = model.session()
-    for call in (lambda: session.forward([]), lambda: session.forward([30])):
-        with pytest.raises(ValueError, match="tokens|vocabulary"):
-            call()
+    for tokens in ([], [30], [-1]):
+        with pytest.raises(ValueError, match=r"tokens|vocabulary"):
+            session.forward(tokens)
     with pytest.raises(ToyOverflow):
         session.forward([1] * 65)
     with pytest.raises(ValueError, match="truncate"):

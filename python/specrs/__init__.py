@@ -6,6 +6,8 @@
 >>> out.text, out.stats.tokens_per_second
 """
 
+from typing import TYPE_CHECKING
+
 from ._specrs import ContextOverflow as ContextOverflow
 from ._specrs import GgufError as GgufError
 from ._specrs import Session as Session
@@ -22,11 +24,12 @@ from .stats import Stats as Stats
 
 __version__: str
 
+if not TYPE_CHECKING:  # type checkers would believe that it knows every name
 
-def __getattr__(name: str) -> str:
-    # Reading the installed version takes longer than all the imports above.
-    if name == "__version__":
-        from importlib.metadata import version
+    def __getattr__(name: str) -> str:
+        # Reading the installed version takes about as long as all the imports above.
+        if name == "__version__":
+            from importlib.metadata import version
 
-        return version("specrs")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return version("specrs")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

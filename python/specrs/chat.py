@@ -175,6 +175,7 @@ def _compiled(template: str) -> jinja2.Template:
 
         intercepted_binops = frozenset({"*", "**"})
 
+        # Every template passes here between parsing and compiling; there is no public place.
         def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
             tree = super()._parse(source, name, filename)
             for loop in tree.find_all(nodes.For):

@@ -170,9 +170,9 @@ DEMO_PROMPT = """\
 Correct the spelling mistakes in this text and change nothing else:
 
 The old lighthouse stood on a rocky cliff above the see. Every evening the keeper climed the one \
-hundred and twelve steps to light the great lamp. He had done so for thirty years, in summer and in
-\\ winter, and he had never once been late. The sailors who past the cliff at night knew his light
-and \\ trusted it."""
+hundred and twelve steps to light the great lamp. He had done so for thirty years, in summer and \
+in winter, and he had never once been late. The sailors who past the cliff at night knew his \
+light and trusted it."""
 
 
 @app.command()

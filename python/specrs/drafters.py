@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from operator import index
 from typing import Protocol, runtime_checkable
 
@@ -12,8 +12,9 @@ from typing import Protocol, runtime_checkable
 class Drafter(Protocol):
     """Anything that guesses how a sequence of tokens goes on. Guesses cost time, never correctness.
 
-    A drafter that depends on the target may also have `check_target(target)`; it is called with the
-    target `Llama` before a generation begins and raises ValueError if the two do not fit.
+    A drafter may also have `num_draft_tokens`, how much to ask of it unless the user says
+    otherwise, and `check_target(target)`, which is called with the target `Llama` before a
+    generation begins and raises ValueError if the two do not fit.
     """
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
@@ -54,6 +55,8 @@ class Follower:
 
         The caller must then bring `ids` in line: cut it there and append the rest of `tokens`.
         """
+        if not isinstance(tokens, list):
+            tokens = list(tokens)  # lists compare at once
         known, tail = self._checked, max(0, self._checked - self.TAIL)
         trusted = (
             tokens is self._source
@@ -61,6 +64,8 @@ class Follower:
             and self.ids[tail:known] == tokens[tail:known]
         )
         self._source, self._checked = tokens, len(tokens)
+        if trusted and len(self.ids) == known:
+            return known
         return common_prefix(self.ids, tokens, known if trusted else 0)
 
     def forget(self) -> None:
@@ -109,27 +114,30 @@ class PromptLookup:
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
         """Return up to min(k, num_draft_tokens) ids, copied from `tokens`."""
         k = min(k, self.num_draft_tokens)
-        if k <= 0 or len(tokens) < 2:
+        if k <= 0 or not len(tokens):
             return []
         with self._lock:
-            self._follow(tokens)
+            ids = self._follow(tokens)
             for ngrams in self._indexes:
-                end = ngrams.last_end(tokens)
+                end = ngrams.last_end.get(tuple(ids[-ngrams.n :]))
                 if end is not None:
-                    return list(tokens[end : end + k])
+                    return ids[end : end + k]
         return []
 
-    def _follow(self, tokens: Sequence[int]) -> None:
+    def _follow(self, tokens: Sequence[int]) -> list[int]:
+        """Bring the indexes to `tokens`; return these as a list of our own."""
         ids = self._follower.ids
         common = self._follower.common(tokens)
+        # The n-gram at the very end is the one looked for: it is no earlier occurrence.
+        end = len(tokens) - 1
         if common < len(ids):
             for ngrams in self._indexes:
-                ngrams.cut(ids, common)
+                ngrams.cut(ids, min(common, end))
             del ids[common:]
         ids.extend(tokens[common:])
         for ngrams in self._indexes:
-            # The n-gram at the very end is the one looked for: it is no earlier occurrence.
-            ngrams.extend(ids, len(ids) - 1)
+            ngrams.extend(ids, end)
+        return ids
 
     def __repr__(self) -> str:
         return (
@@ -143,33 +151,25 @@ class _NgramIndex:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self._last: dict[Hashable, int] = {}
-        # What extending overwrote, for each end from n on.
-        self._previous: list[int | None] = []
-
-    def last_end(self, tokens: Sequence[int]) -> int | None:
-        """Return the last indexed end of the n-gram at the end of `tokens`."""
-        return self._last.get(tuple(tokens[-self.n :]))
+        self.last_end: dict[tuple[int, ...], int] = {}
+        # What each entry replaced, for every end from n on.
+        self._replaced: list[int | None] = []
 
     def extend(self, ids: list[int], end: int) -> None:
         """Index every n-gram of `ids` that ends at `end` or before."""
-        n, last, previous = self.n, self._last, self._previous
-        for stop in range(n + len(previous), end + 1):
-            key = tuple(ids[stop - n : stop])
-            previous.append(last.get(key))
-            last[key] = stop
+        n, last_end, replaced = self.n, self.last_end, self._replaced
+        for stop in range(n + len(replaced), end + 1):
+            ngram = tuple(ids[stop - n : stop])
+            replaced.append(last_end.get(ngram))
+            last_end[ngram] = stop
 
     def cut(self, ids: list[int], end: int) -> None:
         """Forget every n-gram that ends after `end`; `ids` still holds what was indexed."""
-        n, last, previous = self.n, self._last, self._previous
-        if end < n:
-            last.clear()
-            previous.clear()
-            return
-        for stop in range(n + len(previous) - 1, end, -1):
-            key = tuple(ids[stop - n : stop])
-            before = previous.pop()
+        n, last_end, replaced = self.n, self.last_end, self._replaced
+        for stop in range(n + len(replaced) - 1, max(end, n - 1), -1):
+            ngram = tuple(ids[stop - n : stop])
+            before = replaced.pop()
             if before is None:
-                del last[key]
+                del last_end[ngram]
             else:
-                last[key] = before
+                last_end[ngram] = before

@@ -146,6 +146,11 @@ def steps(
             )
             length.update(step)
             yield step
+            if len(session) != len(tokens) - 1:
+                raise RuntimeError(
+                    f"the session was changed during the generation: it holds {len(session)} "
+                    f"tokens instead of {len(tokens) - 1}; use session.fork() for other work"
+                )
 
 
 def _propose(
@@ -160,6 +165,8 @@ def _propose(
     name, known = type(drafter).__name__, len(tokens)
     try:
         proposal = drafter.propose(tokens, k)
+        if isinstance(proposal, Iterator):  # its work is only done now
+            proposal = list(islice(proposal, k + 1))
     except Exception as error:
         raise RuntimeError(f"drafter {name} failed after {known} tokens: {error!r}") from error
     if len(tokens) != known:

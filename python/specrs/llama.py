@@ -11,8 +11,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from . import _specrs
-from ._specrs import Session, Tokenizer
+from ._specrs import Model, Session, Tokenizer
 from .chat import ChatFormat, Message
 from .drafters import Drafter
 from .generate import FinishReason, Step, room, steps
@@ -143,7 +142,7 @@ class Llama:
         device: str = "cpu",
     ) -> None:
         self.path = Path(path)
-        self._model = _specrs.Model(path, n_ctx=n_ctx, threads=threads, device=device)
+        self._model = Model(path, n_ctx=n_ctx, threads=threads, device=device)
         self.tokenizer: Tokenizer = self._model.tokenizer
         self.n_ctx = self._model.n_ctx
         self.n_vocab = self._model.n_vocab
@@ -255,7 +254,7 @@ class Llama:
         length = self._checked_drafting(drafter, draft_length)
         session = self._checked_session(session)
         end_ids = frozenset() if ignore_eos else frozenset(self.tokenizer.end_ids)
-        writer = TextWriter(self.tokenizer.stream(), stops, end_ids)
+        writer = TextWriter(self.tokenizer.stream(continuing=True), stops, end_ids)
         events = steps(
             session,
             ids,
@@ -321,8 +320,12 @@ class Llama:
         if session is None:
             return self.session()
         _require("session", session, Session)
-        # Another model's state is refused here.
-        self.session().restore(session.snapshot())
+        try:
+            self.session().restore(session.snapshot())
+        except ValueError:
+            raise ValueError(
+                f"session belongs to another model; make one with the session() of {self!r}"
+            ) from None
         return session
 
     def __repr__(self) -> str:
@@ -345,10 +348,9 @@ def _checked_index(name: str, value: int) -> int:
 
 
 def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    for text in stops:
-        if not isinstance(text, str):
-            raise TypeError(f"stop must be text or a sequence of texts, not {text!r}")
-        if not text:
-            raise ValueError("stop must not contain an empty text: it would end everything at once")
-    return stops
+    stops: Any = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+        raise TypeError(f"stop must be text or a sequence of texts, not {stop!r}")
+    if "" in stops:
+        raise ValueError("stop must not contain an empty text: it would end everything at once")
+    return tuple(stops)

@@ -56,7 +56,8 @@ class Sampling:
         self._check("repetition_penalty", "above 0", lambda value: value > 0)
         self._check("frequency_penalty", "finite", lambda _: True)
         self._check("presence_penalty", "finite", lambda _: True)
-        for token, bias in (self.logit_bias or {}).items():
+        biases: Mapping[Any, Any] = self.logit_bias or {}
+        for token, bias in biases.items():
             if not isinstance(token, int) or token < 0:
                 raise ValueError(f"logit_bias: {token!r} is not a token id")
             if not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:

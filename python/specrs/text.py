@@ -82,8 +82,7 @@ class TextWriter:
         """Return what no later id can change any more."""
         if self._stopped:
             return ""
-        last = self._release(self._decoder.finish())
-        return last if self._stopped else last + self._held
+        return self._release(self._decoder.finish()) + self._held
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -29,22 +29,15 @@ impl Bpe {
         let list = metadata
             .get_strings(MERGES)?
             .ok_or_else(|| metadata.error(format_args!("metadata `{MERGES}` is missing")))?;
-        let ids: HashMap<&str, u32> = (0..vocabulary.len() as u32)
-            .rev()
-            .filter_map(|id| Some((vocabulary.string(id)?, id)))
-            .collect();
+        let ids: HashMap<&str, u32> =
+            (0..vocabulary.size() as u32).rev().filter_map(|id| Some((vocabulary.string(id)?, id))).collect();
         let mut merges = HashMap::with_capacity(list.len());
         for (rank, pair) in list.iter().enumerate() {
-            let wrong = |what: &str| {
-                metadata.error(format_args!(
-                    "metadata `{MERGES}`: entry {rank}, {pair:?}, {what}"
-                ))
-            };
+            let wrong =
+                |what: &str| metadata.error(format_args!("metadata `{MERGES}`: entry {rank}, {pair:?}, {what}"));
             let (left, right) = split_pair(pair).ok_or_else(|| wrong("is no pair"))?;
             let id = |token: &str| ids.get(token).copied();
-            let (Some(left), Some(right), Some(joined)) =
-                (id(left), id(right), id(&[left, right].concat()))
-            else {
+            let (Some(left), Some(right), Some(joined)) = (id(left), id(right), id(&[left, right].concat())) else {
                 return Err(wrong("names a token that is not in the vocabulary"));
             };
             // Text never becomes a mark.
@@ -83,11 +76,7 @@ impl Bpe {
                 id: self.bytes[usize::from(byte)],
             });
             let join = |left: Part, right: Part| self.merges.get(&(left.id?, right.id?)).copied();
-            ids.extend(
-                merge(parts.collect(), join)
-                    .iter()
-                    .filter_map(|part| part.id),
-            );
+            ids.extend(merge(parts.collect(), join).iter().filter_map(|part| part.id));
         });
     }
 }

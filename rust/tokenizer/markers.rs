@@ -44,9 +44,7 @@ impl Markers {
         let (mut start, mut at) = (0, 0);
         while at < bytes.len() {
             let markers = &self.by_first_byte[usize::from(bytes[at])];
-            let found = markers
-                .iter()
-                .find(|(marker, _)| bytes[at..].starts_with(marker));
+            let found = markers.iter().find(|(marker, _)| bytes[at..].starts_with(marker));
             let Some((marker, id)) = found else {
                 at += 1;
                 continue;

@@ -42,25 +42,14 @@ pub fn merge(mut parts: Vec<Part>, join: impl Fn(Part, Part) -> Option<(u32, u32
     let candidate = |parts: &[Part], left: usize, right: usize| {
         let (rank, id) = join(parts[left], parts[right])?;
         let len = parts[right].end - parts[left].start;
-        Some(Reverse(Candidate {
-            rank,
-            left,
-            right,
-            len,
-            id,
-        }))
+        Some(Reverse(Candidate { rank, left, right, len, id }))
     };
-    let mut queue: BinaryHeap<_> = (1..count)
-        .filter_map(|right| candidate(&parts, right - 1, right))
-        .collect();
+    let mut queue: BinaryHeap<_> = (1..count).filter_map(|right| candidate(&parts, right - 1, right)).collect();
     while let Some(Reverse(best)) = queue.pop() {
         let Candidate { left, right, .. } = best;
         let gone = |part: Part| part.start == part.end;
         // Parts only grow to the right, so a pair is the one that was queued if both live and the length is the same.
-        if gone(parts[left])
-            || gone(parts[right])
-            || parts[right].end - parts[left].start != best.len
-        {
+        if gone(parts[left]) || gone(parts[right]) || parts[right].end - parts[left].start != best.len {
             continue;
         }
         parts[left].end = parts[right].end;
@@ -102,20 +91,13 @@ mod tests {
     #[test]
     fn agrees_with_the_slow_way() {
         // Words over two letters with ranks in a scrambled order, so that neighbours compete all the time.
-        let words = [
-            "ab", "ba", "aa", "aba", "bab", "abab", "aab", "bb", "baab", "aaaa",
-        ];
-        let ranks: HashMap<&str, u32> = words
-            .into_iter()
-            .zip([3, 3, 5, 1, 2, 9, 0, 7, 4, 3])
-            .collect();
+        let words = ["ab", "ba", "aa", "aba", "bab", "abab", "aab", "bb", "baab", "aaaa"];
+        let ranks: HashMap<&str, u32> = words.into_iter().zip([3, 3, 5, 1, 2, 9, 0, 7, 4, 3]).collect();
         let mut state = 1u64;
         for length in 0..300 {
             let text: String = (0..length)
                 .map(|_| {
-                    state = state
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1);
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     if state >> 63 == 0 {
                         'a'
                     } else {
@@ -123,23 +105,13 @@ mod tests {
                     }
                 })
                 .collect();
-            let parts: Vec<_> = (0..text.len())
-                .map(|start| Part {
-                    start,
-                    end: start + 1,
-                    id: None,
-                })
-                .collect();
+            let parts: Vec<_> = (0..text.len()).map(|start| Part { start, end: start + 1, id: None }).collect();
             let join = |left: Part, right: Part| {
                 let word = &text[left.start..right.end];
                 ranks.get(word).map(|&rank| (rank, word.len() as u32))
             };
             let ends = |parts: Vec<Part>| parts.iter().map(|part| part.end).collect::<Vec<_>>();
-            assert_eq!(
-                ends(merge(parts.clone(), join)),
-                ends(slow(parts, join)),
-                "{text}"
-            );
+            assert_eq!(ends(merge(parts.clone(), join)), ends(slow(parts, join)), "{text}");
         }
     }
 }

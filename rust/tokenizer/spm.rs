@@ -25,14 +25,11 @@ pub struct Spm {
 impl Spm {
     /// The model that `metadata` describes for `vocabulary`.
     pub fn read(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Self> {
-        let scores = metadata
-            .get_f32s(SCORES)?
-            .ok_or_else(|| metadata.error(format_args!("metadata `{SCORES}` is missing")))?;
-        check_len(metadata, SCORES, scores.len(), vocabulary.len())?;
+        let scores =
+            metadata.get_f32s(SCORES)?.ok_or_else(|| metadata.error(format_args!("metadata `{SCORES}` is missing")))?;
+        check_len(metadata, SCORES, scores.len(), vocabulary.size())?;
         if let Some(id) = scores.iter().position(|score| score.is_nan()) {
-            return Err(metadata.error(format_args!(
-                "metadata `{SCORES}`: token {id} has no number"
-            )));
+            return Err(metadata.error(format_args!("metadata `{SCORES}`: token {id} has no number")));
         }
         let mut order: Vec<f32> = scores.to_vec();
         order.sort_by(|a, b| b.total_cmp(a));
@@ -62,9 +59,7 @@ impl Spm {
         }
         let text = text.as_bytes();
         let find = |start: usize, end: usize| {
-            let piece = text
-                .get(start..end)
-                .filter(|piece| piece.len() <= self.longest);
+            let piece = text.get(start..end).filter(|piece| piece.len() <= self.longest);
             self.pieces.get(piece?).copied()
         };
         let mut parts = Vec::with_capacity(text.len());

@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -11,113 +11,38 @@ fn tokenizer(model: &GgufWriter) -> Result<Tokenizer> {
     Tokenizer::from_gguf(&GgufFile::open(file.path())?)
 }
 
-fn open(path: &Path) -> Tokenizer {
-    Tokenizer::from_gguf(&GgufFile::open(path).unwrap()).unwrap()
-}
-
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data")
-        .join(name)
-}
-
-/// Compare with the published ids beside the vocabulary `path`: those of text, and those with marks if they are there.
-fn check_published_ids(path: &Path) -> usize {
-    let beside = |ending: &str| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned() + ending;
-        std::fs::read_to_string(path.with_file_name(name))
-    };
-    let tokenizer = open(path);
-    let texts = beside(".inp").unwrap();
-    let texts: Vec<_> = texts.split_terminator("\n__ggml_vocab_test__\n").collect();
-    let mut compared = 0;
-    for (ending, parse_special) in [(".out", false), (".special.out", true)] {
-        let expected = match beside(ending) {
-            Err(_) if parse_special => continue,
-            expected => expected.unwrap(),
-        };
-        assert_eq!(expected.lines().count(), texts.len());
-        for (text, line) in texts.iter().zip(expected.lines()) {
-            let expected = line.split_whitespace().map(|id| id.parse().unwrap());
-            let ids = tokenizer.encode(text, Some(false), parse_special).unwrap();
-            assert_eq!(ids, expected.collect::<Vec<u32>>(), "{text:?}");
-            if !parse_special {
-                assert_eq!(tokenizer.decode(&ids).unwrap(), *text);
-            }
-            compared += 1;
-        }
-    }
-    compared
-}
-
-#[test]
-fn ids_are_the_published_ones() {
-    assert_eq!(check_published_ids(&data("llama-spm.gguf")), 46);
-    assert_eq!(check_published_ids(&data("llama-bpe.gguf")), 46);
-    assert_eq!(check_published_ids(&data("smollm2.gguf")), 60);
-}
-
-/// The same on whole vocabularies, which are too large to be kept here: `VOCABULARIES` is a folder of `.gguf` files with
-/// `.gguf.inp` and `.gguf.out` beside them, such as llama.cpp's `models`.
-#[test]
-#[allow(clippy::print_stderr)]
-fn ids_of_whole_vocabularies_are_the_published_ones() {
-    let Some(folder) = std::env::var_os("VOCABULARIES") else {
-        eprintln!("skipped: VOCABULARIES names no folder");
-        return;
-    };
-    let files = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let models: Vec<_> = files
-        .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
-        .collect();
-    assert!(!models.is_empty());
-    for path in models {
-        eprintln!("{}: {} texts", path.display(), check_published_ids(&path));
-    }
+/// The tokenizer of a file in `tests/data`.
+fn open(name: &str) -> Tokenizer {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let file = GgufFile::open(&folder.join(name)).unwrap();
+    Tokenizer::from_gguf(&file).unwrap()
 }
 
 #[test]
 fn text_never_becomes_a_mark_by_itself() {
     for (tokenizer, marks) in [
-        (open(&data("llama-spm.gguf")), &["<unk>", "<s>", "</s>"][..]),
-        (
-            open(&data("smollm2.gguf")),
-            &["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
-        ),
-        (open(&data("llama-bpe.gguf")), &["<|eot_id|>"]),
+        (open("llama-spm.gguf"), &["<unk>", "<s>", "</s>"][..]),
+        (open("smollm2.gguf"), &["<|im_start|>", "<|im_end|>", "<|endoftext|>"]),
+        (open("llama-bpe.gguf"), &["<|eot_id|>"]),
     ] {
         for mark in marks {
             let text = format!("a{mark}b");
             let ids = tokenizer.encode(&text, Some(false), false).unwrap();
-            assert!(
-                ids.iter().all(|&id| !tokenizer.is_control(id).unwrap()),
-                "{mark}"
-            );
+            assert!(ids.iter().all(|&id| !tokenizer.is_control(id).unwrap()), "{mark}");
             let ids = tokenizer.encode(&text, Some(false), true).unwrap();
-            let found: Vec<_> = ids
-                .iter()
-                .filter(|&&id| tokenizer.is_control(id).unwrap())
-                .collect();
+            let found: Vec<_> = ids.iter().filter(|&&id| tokenizer.is_control(id).unwrap()).collect();
             assert_eq!(found.len(), 1, "{mark}");
             assert_eq!(tokenizer.token(*found[0]).unwrap(), *mark);
         }
     }
     // Not by way of merges either: this vocabulary can put "<s>" together.
     let mut model = tiny_spm(&["<s", "s>", "<", "s", ">"]);
-    let ids = tokenizer(&model)
-        .unwrap()
-        .encode("<s>", Some(false), false)
-        .unwrap();
+    let ids = tokenizer(&model).unwrap().encode("<s>", Some(false), false).unwrap();
     assert!(!ids.contains(&1), "{ids:?}");
     // What a byte is called is text as well.
     model = tiny_spm(&["<0x0A", ">", "<", "0x0A", "0", "x", "A", "0A", "0x"]);
     let newline = 3 + 10;
-    let ids = tokenizer(&model)
-        .unwrap()
-        .encode("<0x0A>", Some(false), true)
-        .unwrap();
+    let ids = tokenizer(&model).unwrap().encode("<0x0A>", Some(false), true).unwrap();
     assert!(!ids.contains(&newline), "{ids:?}");
 }
 
@@ -209,10 +134,7 @@ fn rows_without_a_token_are_padding() {
         padded.token(u32::MAX).unwrap_err(),
         padded.is_control(unused + 4).unwrap_err(),
     ] {
-        let range = format!(
-            "is out of range: the vocabulary has ids from 0 to {}",
-            tokens + 2
-        );
+        let range = format!("is out of range: the vocabulary has ids from 0 to {}", tokens + 2);
         assert!(error.to_string().contains(&range), "{error}");
     }
     model.tensors.clear();
@@ -228,18 +150,9 @@ fn characters_without_a_token_become_bytes_or_unknown() {
     assert_eq!(ids[2..], [3 + 0xC3, 3 + 0xA9]);
     assert_eq!(spm.decode(&ids).unwrap(), "aé");
     let mut model = GgufWriter::new();
-    model.vocabulary(
-        "llama",
-        &[("<unk>", 2), ("<s>", 3), ("</s>", 3), ("a", 1), ("▁", 1)],
-    );
-    model.set(
-        "tokenizer.ggml.scores",
-        Value::Array(Array::F32(vec![0.0; 5])),
-    );
-    let ids = tokenizer(&model)
-        .unwrap()
-        .encode("aéa", Some(false), false)
-        .unwrap();
+    model.vocabulary("llama", &[("<unk>", 2), ("<s>", 3), ("</s>", 3), ("a", 1), ("▁", 1)]);
+    model.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 5])));
+    let ids = tokenizer(&model).unwrap().encode("aéa", Some(false), false).unwrap();
     assert_eq!(ids, [4, 3, 0, 3]);
 }
 
@@ -248,10 +161,7 @@ fn the_space_before_a_text_follows_the_file() {
     let mut model = tiny_spm(&["a", "▁", "▁a"]);
     let tokenizer_with = tokenizer(&model).unwrap();
     let ids = tokenizer_with.encode("a ▁a", Some(false), false).unwrap();
-    let strings: Vec<_> = ids
-        .iter()
-        .map(|&id| tokenizer_with.token(id).unwrap())
-        .collect();
+    let strings: Vec<_> = ids.iter().map(|&id| tokenizer_with.token(id).unwrap()).collect();
     assert_eq!(strings, ["▁a", "▁", "▁a"]);
     assert_eq!(tokenizer_with.decode(&ids).unwrap(), "a  a");
     model.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
@@ -263,108 +173,37 @@ fn the_space_before_a_text_follows_the_file() {
 
 #[test]
 fn damaged_metadata_is_refused_by_name() {
-    let strings =
-        |v: &[&str]| Value::Array(Array::String(v.iter().map(|s| (*s).to_owned()).collect()));
+    let strings = |v: &[&str]| Value::Array(Array::String(v.iter().map(|s| (*s).to_owned()).collect()));
     let string = |v: &str| Value::String(v.to_owned());
     let spm = tiny_spm(&["a"]);
     let bpe = tiny_bpe(&[("a", "b")]);
     for (model, key, value, says) in [
-        (
-            &spm,
-            "tokenizer.ggml.model",
-            string("bert"),
-            "\"bert\" is not supported (supported: \"llama\", \"gpt2\")",
-        ),
-        (
-            &spm,
-            "tokenizer.ggml.tokens",
-            strings(&[]),
-            "`tokenizer.ggml.tokens` is missing or empty",
-        ),
-        (
-            &spm,
-            "tokenizer.ggml.tokens",
-            string("a"),
-            "must be an array of strings",
-        ),
-        (
-            &spm,
-            "tokenizer.ggml.tokens",
-            strings(&["a"]),
-            "`tokenizer.ggml.token_type` has 260 entries but there are 1",
-        ),
-        (
-            &spm,
-            "tokenizer.ggml.token_type",
-            Value::Array(Array::I32(vec![9; 260])),
-            "unknown type 9",
-        ),
-        (
-            &spm,
-            "tokenizer.ggml.token_type",
-            Value::Array(Array::I32(vec![6; 260])),
-            "is a byte by its type but",
-        ),
+        (&spm, "tokenizer.ggml.model", string("bert"), "\"bert\" is not supported (supported: \"llama\", \"gpt2\")"),
+        (&spm, "tokenizer.ggml.tokens", strings(&[]), "`tokenizer.ggml.tokens` is missing or empty"),
+        (&spm, "tokenizer.ggml.tokens", string("a"), "must be an array of strings"),
+        (&spm, "tokenizer.ggml.tokens", strings(&["a"]), "`tokenizer.ggml.token_type` has 260 entries but there are 1"),
+        (&spm, "tokenizer.ggml.token_type", Value::Array(Array::I32(vec![9; 260])), "unknown type 9"),
+        (&spm, "tokenizer.ggml.token_type", Value::Array(Array::I32(vec![6; 260])), "is a byte by its type but"),
         (
             &spm,
             "tokenizer.ggml.scores",
             Value::Array(Array::F32(vec![0.0; 3])),
             "`tokenizer.ggml.scores` has 3 entries",
         ),
-        (
-            &spm,
-            "tokenizer.ggml.scores",
-            Value::Array(Array::F32(vec![f32::NAN; 260])),
-            "token 0 has no number",
-        ),
+        (&spm, "tokenizer.ggml.scores", Value::Array(Array::F32(vec![f32::NAN; 260])), "token 0 has no number"),
         (
             &spm,
             "tokenizer.ggml.bos_token_id",
             Value::U32(260),
             "`tokenizer.ggml.bos_token_id` is 260 but there are only 260",
         ),
-        (
-            &spm,
-            "tokenizer.ggml.eot_token_id",
-            Value::U32(u32::MAX),
-            "`tokenizer.ggml.eot_token_id` is 4294967295",
-        ),
-        (
-            &bpe,
-            "tokenizer.ggml.pre",
-            string("tekken"),
-            "\"tekken\" is not supported (supported: llama-bpe, ",
-        ),
-        (
-            &bpe,
-            "tokenizer.ggml.merges",
-            strings(&["a b", "a zz"]),
-            "entry 1, \"a zz\", names a token",
-        ),
-        (
-            &bpe,
-            "tokenizer.ggml.merges",
-            strings(&["b a"]),
-            "entry 0, \"b a\", names a token",
-        ),
-        (
-            &bpe,
-            "tokenizer.ggml.merges",
-            strings(&["ab"]),
-            "entry 0, \"ab\", is no pair",
-        ),
-        (
-            &bpe,
-            "tokenizer.ggml.merges",
-            strings(&[""]),
-            "entry 0, \"\", is no pair",
-        ),
-        (
-            &bpe,
-            "tokenizer.chat_template",
-            Value::U32(1),
-            "`tokenizer.chat_template` must be a string",
-        ),
+        (&spm, "tokenizer.ggml.eot_token_id", Value::U32(u32::MAX), "`tokenizer.ggml.eot_token_id` is 4294967295"),
+        (&bpe, "tokenizer.ggml.pre", string("tekken"), "\"tekken\" is not supported (supported: llama-bpe, "),
+        (&bpe, "tokenizer.ggml.merges", strings(&["a b", "a zz"]), "entry 1, \"a zz\", names a token"),
+        (&bpe, "tokenizer.ggml.merges", strings(&["b a"]), "entry 0, \"b a\", names a token"),
+        (&bpe, "tokenizer.ggml.merges", strings(&["ab"]), "entry 0, \"ab\", is no pair"),
+        (&bpe, "tokenizer.ggml.merges", strings(&[""]), "entry 0, \"\", is no pair"),
+        (&bpe, "tokenizer.chat_template", Value::U32(1), "`tokenizer.chat_template` must be a string"),
     ] {
         let mut model = model.clone();
         model.set(key, value);
@@ -387,29 +226,14 @@ fn damaged_metadata_is_refused_by_name() {
     bpe.remove("tokenizer.ggml.bos_token_id");
     bpe.set("tokenizer.ggml.add_bos_token", Value::Bool(true));
     let error = tokenizer(&bpe).unwrap_err().to_string();
-    assert!(
-        error.contains("`tokenizer.ggml.bos_token_id` is missing"),
-        "{error}"
-    );
+    assert!(error.contains("`tokenizer.ggml.bos_token_id` is missing"), "{error}");
 }
 
 #[test]
 fn time_grows_with_the_text_only() {
     let megabyte = 1 << 20;
-    for tokenizer in [
-        open(&data("llama-spm.gguf")),
-        open(&data("llama-bpe.gguf")),
-        open(&data("smollm2.gguf")),
-    ] {
-        for unit in [
-            "a",
-            " ",
-            "\n",
-            "<",
-            "é",
-            "1",
-            "The quick brown fox, isn't it? ",
-        ] {
+    for tokenizer in [open("llama-spm.gguf"), open("llama-bpe.gguf"), open("smollm2.gguf")] {
+        for unit in ["a", " ", "\n", "<", "é", "1", "The quick brown fox, isn't it? "] {
             let text = unit.repeat(megabyte / unit.len());
             let start = Instant::now();
             let ids = tokenizer.encode(&text, Some(false), true).unwrap();
@@ -422,7 +246,7 @@ fn time_grows_with_the_text_only() {
 
 #[test]
 fn threads_share_a_tokenizer() {
-    let tokenizer = open(&data("llama-spm.gguf"));
+    let tokenizer = open("llama-spm.gguf");
     let text = "Several threads read the same tables, 🦙 and bytes.";
     let expected = tokenizer.encode(text, None, false).unwrap();
     std::thread::scope(|scope| {

@@ -48,9 +48,7 @@ impl Vocabulary {
     pub fn read(metadata: &Metadata, spelling: Spelling) -> Result<Self> {
         let strings = match metadata.get_strings(TOKENS)? {
             Some(strings) if !strings.is_empty() => strings.to_vec(),
-            _ => {
-                return Err(metadata.error(format_args!("metadata `{TOKENS}` is missing or empty")))
-            }
+            _ => return Err(metadata.error(format_args!("metadata `{TOKENS}` is missing or empty"))),
         };
         let kinds = read_kinds(metadata, strings.len(), spelling)?;
         let mut bytes = Vec::with_capacity(strings.iter().map(String::len).sum());
@@ -71,16 +69,11 @@ impl Vocabulary {
             }
             ends.push(bytes.len());
         }
-        Ok(Self {
-            strings,
-            kinds,
-            bytes,
-            ends,
-        })
+        Ok(Self { strings, kinds, bytes, ends })
     }
 
     /// Number of tokens.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.strings.len()
     }
 
@@ -107,8 +100,7 @@ impl Vocabulary {
     /// Every id of the kind `kind`.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = u32> + '_ {
         let ids = self.kinds.iter().zip(0..);
-        ids.filter(move |(other, _)| **other == kind)
-            .map(|(_, id)| id)
+        ids.filter(move |(other, _)| **other == kind).map(|(_, id)| id)
     }
 
     /// The token of each byte where there is one.
@@ -129,9 +121,7 @@ fn read_kinds(metadata: &Metadata, len: usize, spelling: Spelling) -> Result<Vec
         return match spelling {
             Spelling::Bytes => Ok(vec![Kind::Normal; len]),
             // Without it, bytes and marks could not be told from text.
-            Spelling::Sentence => {
-                Err(metadata.error(format_args!("metadata `{KINDS}` is missing")))
-            }
+            Spelling::Sentence => Err(metadata.error(format_args!("metadata `{KINDS}` is missing"))),
         };
     };
     check_len(metadata, KINDS, numbers.len(), len)?;
@@ -142,9 +132,7 @@ fn read_kinds(metadata: &Metadata, len: usize, spelling: Spelling) -> Result<Vec
         4 => Ok(Kind::UserDefined),
         5 => Ok(Kind::Unused),
         6 => Ok(Kind::Byte),
-        _ => Err(metadata.error(format_args!(
-            "metadata `{KINDS}` has the unknown type {number}"
-        ))),
+        _ => Err(metadata.error(format_args!("metadata `{KINDS}` has the unknown type {number}"))),
     };
     numbers.iter().map(kind).collect()
 }
@@ -154,9 +142,7 @@ pub fn check_len(metadata: &Metadata, key: &str, found: usize, tokens: usize) ->
     if found == tokens {
         return Ok(());
     }
-    Err(metadata.error(format_args!(
-        "metadata `{key}` has {found} entries but there are {tokens} tokens"
-    )))
+    Err(metadata.error(format_args!("metadata `{key}` has {found} entries but there are {tokens} tokens")))
 }
 
 /// Append the bytes that `string` stands for.
@@ -173,8 +159,8 @@ fn spell(string: &str, spelling: Spelling, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The byte that GPT-2 writes as `char`: printable Latin-1 characters are themselves, all other bytes follow from U+0100
-/// on in their order.
+/// The byte that GPT-2 writes as `char`: printable Latin-1 characters are themselves, all other bytes follow from
+/// U+0100 on in their order.
 fn byte_of_char(char: char) -> Option<u8> {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u8::try_from(char) {

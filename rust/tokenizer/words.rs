@@ -62,7 +62,7 @@ impl Words {
         RULES.map(|(name, _)| name).join(", ")
     }
 
-    /// Whether this is the rule of Llama 3, whose words stay whole if they are a token and whose texts begin with a BOS.
+    /// Whether this is the rule of Llama 3, whose words stay whole if they are a token and whose texts begin with BOS.
     pub fn is_llama_3(&self) -> bool {
         self.rule == Rule::Llama3 { digits: 3 }
     }
@@ -74,11 +74,7 @@ impl Words {
             Rule::Llama3 { digits } => cut(text, |text| self.llama3_word(text, digits), emit),
             Rule::SingleDigits => alternate(text, char::is_numeric, &mut |run, numeric| {
                 if numeric {
-                    cut(
-                        run,
-                        |run| run.chars().next().map_or(0, char::len_utf8),
-                        emit,
-                    );
+                    cut(run, |run| run.chars().next().map_or(0, char::len_utf8), emit);
                 } else {
                     self.gpt2_words(run, emit);
                 }
@@ -222,10 +218,7 @@ fn white_space(text: &str) -> usize {
 
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)`
 fn contraction(text: &str) -> Option<usize> {
-    let mut letters = text
-        .strip_prefix('\'')?
-        .bytes()
-        .map(|b| b.to_ascii_lowercase());
+    let mut letters = text.strip_prefix('\'')?.bytes().map(|b| b.to_ascii_lowercase());
     match (letters.next()?, letters.next()) {
         (b's' | b't' | b'm' | b'd', _) => Some(2),
         (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(3),
@@ -249,10 +242,7 @@ impl CharacterClass {
             unreachable!("the patterns are constants of this file");
         };
         let ranges: Vec<_> = class.iter().map(|r| (r.start(), r.end())).collect();
-        let mut set = Self {
-            ascii: [false; 128],
-            ranges,
-        };
+        let mut set = Self { ascii: [false; 128], ranges };
         set.ascii = std::array::from_fn(|code| set.search(char::from(code as u8)));
         set
     }
@@ -266,9 +256,7 @@ impl CharacterClass {
 
     fn search(&self, char: char) -> bool {
         let index = self.ranges.partition_point(|&(_, end)| end < char);
-        self.ranges
-            .get(index)
-            .is_some_and(|&(start, _)| start <= char)
+        self.ranges.get(index).is_some_and(|&(start, _)| start <= char)
     }
 }
 
@@ -288,30 +276,20 @@ mod tests {
     #[test]
     fn gpt2_keeps_one_space_with_the_next_word() {
         let text = "I'm  here, it's 2024!\n\n x \t";
-        let expected = [
-            "I", "'m", " ", " here", ",", " it", "'s", " 2024", "!", "\n\n", " x", " \t",
-        ];
+        let expected = ["I", "'m", " ", " here", ",", " it", "'s", " 2024", "!", "\n\n", " x", " \t"];
         assert_eq!(words("gpt-2", text), expected);
         assert_eq!(words("gpt-2", "\tx 'S"), ["\t", "x", " '", "S"]);
     }
 
     #[test]
     fn single_digits_stand_alone() {
-        assert_eq!(
-            words("smollm", "a 123  4½"),
-            ["a", " ", "1", "2", "3", "  ", "4", "½"]
-        );
+        assert_eq!(words("smollm", "a 123  4½"), ["a", " ", "1", "2", "3", "  ", "4", "½"]);
     }
 
     #[test]
     fn llama_3_takes_newlines_and_three_digits() {
-        let expected = [
-            "\tif", " (", "x", ")\n\n", "  \n", " ", " y", " ", "123", "45", "'LL", "!",
-        ];
-        assert_eq!(
-            words("llama-bpe", "\tif (x)\n\n  \n  y 12345'LL!"),
-            expected
-        );
+        let expected = ["\tif", " (", "x", ")\n\n", "  \n", " ", " y", " ", "123", "45", "'LL", "!"];
+        assert_eq!(words("llama-bpe", "\tif (x)\n\n  \n  y 12345'LL!"), expected);
         assert_eq!(words("qwen2", "a12"), ["a", "1", "2"]);
         assert_eq!(words("llama3", "'re're'x'"), ["'re", "'re", "'x", "'"]);
         assert_eq!(words("llama3", "  "), ["  "]);
@@ -319,23 +297,14 @@ mod tests {
 
     #[test]
     fn default_cuts_punctuation_and_threes() {
-        let expected = [
-            "x", "+=", " ", "123", "45", ";", " it", "'", "s", " ", "१२", "345",
-        ];
+        let expected = ["x", "+=", " ", "123", "45", ";", " it", "'", "s", " ", "१२", "345"];
         assert_eq!(words("default", "x+= 12345; it's १२345"), expected);
     }
 
     #[test]
     fn classes_follow_unicode() {
         let letters = CharacterClass::parse(r"\p{L}");
-        for (char, is) in [
-            ('a', true),
-            ('É', true),
-            ('中', true),
-            ('\u{0301}', false),
-            ('1', false),
-            ('_', false),
-        ] {
+        for (char, is) in [('a', true), ('É', true), ('中', true), ('\u{0301}', false), ('1', false), ('_', false)] {
             assert_eq!(letters.contains(char), is, "{char}");
         }
     }

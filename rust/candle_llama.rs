@@ -1,0 +1,388 @@
+//! The Llama decoder on candle tensors, for the devices that candle drives: `candle-cpu`, `metal`, `cuda`.
+//!
+//! The interface is that of the CPU engine ([`crate::model`]); one code path serves all devices. Sequences run one
+//! after the other. Weights stay quantised as in the file, all else is f32.
+
+use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
+use candle_core::{Device, Module, Tensor, D};
+use std::borrow::Cow;
+
+use crate::blocks::GgmlType;
+use crate::cache::CacheShape;
+use crate::candle_cache::{device_error, CandleCache};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gguf::{GgufFile, TensorInfo};
+use crate::layout::check_tensors;
+
+/// Rows of one pass; longer inputs go through in chunks.
+const MAX_ROWS: usize = 256;
+/// Attention scores of one pass and layer, 256 MB of them: over a long cache chunks become shorter.
+const MAX_SCORES: usize = 1 << 26;
+
+/// A loaded model; immutable, shared by any number of caches.
+pub struct CandleModel {
+    config: Config,
+    device: Device,
+    embedding: QMatMul,
+    layers: Vec<Layer>,
+    output_norm: Tensor,
+    /// Projection to the vocabulary; the embeddings again when the file ties them.
+    output: QMatMul,
+    /// For every dimension of a head its partner in the rotation, itself if it is not rotated.
+    partners: Tensor,
+    weight_bytes: usize,
+}
+
+/// One transformer block.
+struct Layer {
+    attn_norm: Tensor,
+    attn_q: QMatMul,
+    attn_k: QMatMul,
+    attn_v: QMatMul,
+    attn_output: QMatMul,
+    ffn_norm: Tensor,
+    ffn_gate: QMatMul,
+    ffn_up: QMatMul,
+    ffn_down: QMatMul,
+}
+
+/// New tokens of one sequence.
+pub struct Input<'a> {
+    /// The sequence's cache; the tokens come after what it holds.
+    pub cache: &'a mut CandleCache,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// How many of the last positions need logits.
+    pub logits: usize,
+}
+
+/// What all layers of a pass share.
+struct Pass {
+    /// Position of the first row.
+    start: usize,
+    rows: usize,
+    /// Factors of each dimension of a head in its rotation, `[rows][1][head_dim]`.
+    cos: Tensor,
+    /// Factors of its partner.
+    sin: Tensor,
+    /// 0 where a row may look, minus infinity at later positions, `[rows][start + rows]`; a single row needs none.
+    mask: Option<Tensor>,
+}
+
+impl CandleModel {
+    /// Loads the weights of `file` onto `device`: `candle-cpu`, `metal` or `cuda`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the device is unknown, not part of this build, or does not work; [`Error::Gguf`] if the
+    /// file does not hold a model that can be run, or has tensors of a type that candle lacks.
+    pub fn load(file: &GgufFile, device: &str) -> Result<Self> {
+        let device = open_device(device)?;
+        let config = Config::from_gguf(file)?;
+        check_tensors(file, &config)?;
+        file.check_unchanged()?;
+        let loader = Loader { file, device: &device };
+        let embedding = loader.matrix("token_embd")?;
+        let tied = file.tensor("output.weight").is_none();
+        let output = if tied { embedding.clone() } else { loader.matrix("output")? };
+        let layers = (0..config.n_layer).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>>>()?;
+        let output_norm = loader.vector("output_norm")?;
+
+        let matrices = layers.iter().flat_map(Layer::matrices).chain([&embedding]);
+        let weight_bytes = matrices.chain((!tied).then_some(&output)).map(resident_bytes).sum();
+        let rotated = 2 * config.rope_freqs.len();
+        let partners = (0..config.head_dim).map(|d| if d < rotated { d ^ 1 } else { d } as u32).collect();
+        let partners = Tensor::from_vec(partners, config.head_dim, &device).map_err(|e| device_error(&device, &e))?;
+        Ok(Self { config, device, embedding, layers, output_norm, output, partners, weight_bytes })
+    }
+
+    /// Shapes and constants.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Where the weights are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Bytes of the weights; on a CPU candle may keep copies of some beside them, in the order its kernels want.
+    pub fn weight_bytes(&self) -> usize {
+        self.weight_bytes
+    }
+
+    /// The layout of this model's caches.
+    pub fn cache_shape(&self) -> CacheShape {
+        let Config { n_layer, n_head_kv, head_dim, .. } = self.config;
+        CacheShape { n_layer, n_head_kv, head_dim }
+    }
+
+    /// An empty cache for this model.
+    pub fn new_cache(&self) -> CandleCache {
+        CandleCache::new(self.cache_shape(), &self.device)
+    }
+
+    /// Appends the tokens of every input to its cache.
+    ///
+    /// Returns the wanted logits, `[sum of logits][n_vocab]`, in the order of the inputs. `poll` is asked twice a layer
+    /// whether to stop. On an error the caches are as before.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `poll` said so, [`Error::Argument`] if a token is outside the vocabulary or the device
+    /// fails.
+    pub fn forward(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
+        let n_vocab = self.config.n_vocab;
+        if let Some(token) = inputs.iter().flat_map(|input| input.tokens).find(|&&token| token as usize >= n_vocab) {
+            return Err(Error::Argument(format!("token {token} is outside the vocabulary of {n_vocab} tokens")));
+        }
+        let mut logits = Vec::new();
+        for input in &mut *inputs {
+            self.append(input, &mut logits, poll)?;
+        }
+        for input in inputs {
+            input.cache.commit(input.tokens.len());
+        }
+        Ok(logits)
+    }
+
+    /// Runs the tokens of one input in chunks; its cache holds them afterwards, not yet committed.
+    fn append(&self, input: &mut Input<'_>, logits: &mut Vec<f32>, poll: &mut dyn FnMut() -> bool) -> Result<()> {
+        let Input { cache, tokens, logits: wanted } = input;
+        let failed = |source| device_error(&self.device, &source);
+        cache.reserve(tokens.len()).map_err(failed)?;
+        let first_wanted = tokens.len().saturating_sub(*wanted);
+        let mut done = 0;
+        while done < tokens.len() {
+            let start = cache.len() + done;
+            let rows = self.pass_rows(start).min(tokens.len() - done);
+            let x = self.pass(cache, &tokens[done..done + rows], start, poll)?;
+            let skipped = first_wanted.saturating_sub(done);
+            if skipped < rows {
+                logits.extend(self.logits(&x, skipped).map_err(failed)?);
+            }
+            done += rows;
+        }
+        Ok(())
+    }
+
+    /// Rows of a pass from position `start` on.
+    fn pass_rows(&self, start: usize) -> usize {
+        (MAX_SCORES / (self.config.n_head * (start + MAX_ROWS))).clamp(1, MAX_ROWS)
+    }
+
+    /// The residual stream after the last layer, `[tokens][n_embd]`, of tokens from position `start` on.
+    fn pass(
+        &self,
+        cache: &mut CandleCache,
+        tokens: &[u32],
+        start: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Tensor> {
+        let failed = |source| device_error(&self.device, &source);
+        let mut check = || if poll() { Err(Error::Interrupted) } else { Ok(()) };
+        let pass = self.plan(start, tokens.len()).map_err(failed)?;
+        let ids = Tensor::new(tokens, &self.device).map_err(failed)?;
+        let mut x = self.embedding.embedding(&ids).map_err(failed)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            check()?;
+            x = self.attend(index, &x, &pass, cache).map_err(failed)?;
+            check()?;
+            x = self.feed_forward(layer, &x).map_err(failed)?;
+        }
+        Ok(x)
+    }
+
+    fn plan(&self, start: usize, rows: usize) -> candle_core::Result<Pass> {
+        let Config { head_dim, rope_freqs, .. } = &self.config;
+        let mut cos = vec![1f32; rows * head_dim];
+        let mut sin = vec![0f32; rows * head_dim];
+        for (row, (cos, sin)) in cos.chunks_exact_mut(*head_dim).zip(sin.chunks_exact_mut(*head_dim)).enumerate() {
+            for (pair, freq) in rope_freqs.iter().enumerate() {
+                let angle = (start + row) as f64 * freq;
+                cos[2 * pair..2 * pair + 2].fill(angle.cos() as f32);
+                sin[2 * pair] = -angle.sin() as f32;
+                sin[2 * pair + 1] = angle.sin() as f32;
+            }
+        }
+        let [cos, sin] = [cos, sin].map(|factors| Tensor::from_vec(factors, (rows, 1, *head_dim), &self.device));
+        let mask = (rows > 1).then(|| {
+            let end = start + rows;
+            let row = |row| (0..end).map(move |key| if key <= start + row { 0.0 } else { f32::NEG_INFINITY });
+            Tensor::from_vec((0..rows).flat_map(row).collect(), (rows, end), &self.device)
+        });
+        Ok(Pass { start, rows, cos: cos?, sin: sin?, mask: mask.transpose()? })
+    }
+
+    /// Adds the attention of layer `index` to the residual stream.
+    fn attend(&self, index: usize, x: &Tensor, pass: &Pass, cache: &mut CandleCache) -> candle_core::Result<Tensor> {
+        let Config { n_head, n_head_kv, head_dim, .. } = self.config;
+        let layer = &self.layers[index];
+        let normed = self.norm(x, &layer.attn_norm)?;
+        let project = |matrix: &QMatMul, heads: usize| matrix.forward(&normed)?.reshape((pass.rows, heads, head_dim));
+        let queries = self.rotate(&project(&layer.attn_q, n_head)?, pass)?.transpose(0, 1)?;
+        let keys = self.rotate(&project(&layer.attn_k, n_head_kv)?, pass)?.transpose(0, 1)?;
+        let values = project(&layer.attn_v, n_head_kv)?.transpose(0, 1)?;
+        let [keys, values] = cache.store(index, pass.start, &keys, &values)?;
+
+        // The query heads that share keys and values become rows of one product.
+        let grouped = (n_head_kv, n_head / n_head_kv * pass.rows, ());
+        let queries = (queries.contiguous()? * (1.0 / (head_dim as f64).sqrt()))?.reshape(grouped)?;
+        let mut scores = queries.matmul(&keys.t()?)?;
+        if let Some(mask) = &pass.mask {
+            scores = scores.reshape((n_head, pass.rows, ()))?.broadcast_add(mask)?.reshape(grouped)?;
+        }
+        let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
+        let sums = weights.sum_keepdim(D::Minus1)?;
+        let attended = weights.matmul(&values)?.broadcast_div(&sums)?;
+        let attended = attended.reshape((n_head, pass.rows, head_dim))?.transpose(0, 1)?.contiguous()?;
+        x + layer.attn_output.forward(&attended.reshape((pass.rows, n_head * head_dim))?)?
+    }
+
+    /// Rotates pairs `(2i, 2i + 1)` of each head of `x`, `[rows][heads][head_dim]`.
+    fn rotate(&self, x: &Tensor, pass: &Pass) -> candle_core::Result<Tensor> {
+        let partners = x.index_select(&self.partners, D::Minus1)?;
+        x.broadcast_mul(&pass.cos)? + partners.broadcast_mul(&pass.sin)?
+    }
+
+    /// Adds the feed-forward part of a layer (SwiGLU) to the residual stream.
+    fn feed_forward(&self, layer: &Layer, x: &Tensor) -> candle_core::Result<Tensor> {
+        let normed = self.norm(x, &layer.ffn_norm)?;
+        let hidden = (layer.ffn_gate.forward(&normed)?.silu()? * layer.ffn_up.forward(&normed)?)?;
+        x + layer.ffn_down.forward(&hidden)?
+    }
+
+    /// RMSNorm of every row of `x`.
+    fn norm(&self, x: &Tensor, gains: &Tensor) -> candle_core::Result<Tensor> {
+        let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
+        let scale = (mean_square + f64::from(self.config.rms_eps))?.sqrt()?;
+        x.broadcast_div(&scale)?.broadcast_mul(gains)
+    }
+
+    /// The logits of all rows of the residual stream but the first `skipped`.
+    fn logits(&self, x: &Tensor, skipped: usize) -> candle_core::Result<Vec<f32>> {
+        let x = x.narrow(0, skipped, x.dim(0)? - skipped)?;
+        self.output.forward(&self.norm(&x, &self.output_norm)?)?.flatten_all()?.to_vec1()
+    }
+}
+
+impl Layer {
+    fn matrices(&self) -> [&QMatMul; 7] {
+        let Self { attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down, .. } = self;
+        [attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down]
+    }
+}
+
+/// Bytes that candle keeps of a matrix: it widens float types to f32.
+fn resident_bytes(matrix: &QMatMul) -> usize {
+    match matrix {
+        QMatMul::QTensor(tensor) => tensor.storage_size_in_bytes(),
+        QMatMul::Tensor(tensor) | QMatMul::TensorF16(tensor) => tensor.elem_count() * tensor.dtype().size_in_bytes(),
+    }
+}
+
+/// Opens the device that users call `name`.
+fn open_device(name: &str) -> Result<Device> {
+    let compiled = match name {
+        "candle-cpu" => return Ok(Device::Cpu),
+        "metal" => cfg!(feature = "metal"),
+        "cuda" => cfg!(feature = "cuda"),
+        _ => {
+            return Err(Error::Argument(format!(
+                "device \"{name}\" is unknown to the candle engine; it has \"candle-cpu\", \"metal\" and \"cuda\""
+            )))
+        }
+    };
+    if !compiled {
+        return Err(Error::Argument(format!(
+            "device \"{name}\" needs a build of specrs with the cargo feature `{name}`, which this one lacks; \
+             build it from source with `pip install . --config-settings=build-args=--features=python,{name}`, \
+             or use device=\"cpu\""
+        )));
+    }
+    let device = if name == "metal" { Device::new_metal(0) } else { Device::new_cuda(0) };
+    device.map_err(|source| Error::Argument(format!("device \"{name}\" does not work: {source}; use device=\"cpu\"")))
+}
+
+/// Reads tensors of a file onto a device.
+struct Loader<'a> {
+    file: &'a GgufFile,
+    device: &'a Device,
+}
+
+impl Loader<'_> {
+    fn layer(&self, index: usize) -> Result<Layer> {
+        let matrix = |name| self.matrix(&format!("blk.{index}.{name}"));
+        let vector = |name| self.vector(&format!("blk.{index}.{name}"));
+        Ok(Layer {
+            attn_norm: vector("attn_norm")?,
+            attn_q: matrix("attn_q")?,
+            attn_k: matrix("attn_k")?,
+            attn_v: matrix("attn_v")?,
+            attn_output: matrix("attn_output")?,
+            ffn_norm: vector("ffn_norm")?,
+            ffn_gate: matrix("ffn_gate")?,
+            ffn_up: matrix("ffn_up")?,
+            ffn_down: matrix("ffn_down")?,
+        })
+    }
+
+    fn matrix(&self, name: &str) -> Result<QMatMul> {
+        QMatMul::from_qtensor(self.tensor(name)?).map_err(|source| device_error(self.device, &source))
+    }
+
+    fn vector(&self, name: &str) -> Result<Tensor> {
+        let values = self.tensor(name)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
+        values.map_err(|source| device_error(self.device, &source))
+    }
+
+    /// The tensor `name.weight` as it is in the file.
+    fn tensor(&self, name: &str) -> Result<QTensor> {
+        let info = self.file.require(&format!("{name}.weight"))?;
+        let dtype = self.dtype(info)?;
+        let data = self.file.data(info);
+        // candle reads blocks where they are, but a file may put them anywhere.
+        let aligned: Vec<u32>;
+        let data = if data.as_ptr().cast::<u32>().is_aligned() {
+            data
+        } else {
+            aligned = aligned_copy(data);
+            &bytemuck::cast_slice(&aligned)[..data.len()]
+        };
+        let tensor = QStorage::from_data(Cow::Borrowed(data), self.device, dtype)
+            .and_then(|storage| QTensor::new(storage, (info.rows(), info.columns())));
+        self.file.release(info);
+        tensor.map_err(|source| device_error(self.device, &source))
+    }
+
+    fn dtype(&self, info: &TensorInfo) -> Result<GgmlDType> {
+        Ok(match info.dtype {
+            GgmlType::F32 => GgmlDType::F32,
+            GgmlType::F16 => GgmlDType::F16,
+            GgmlType::BF16 => GgmlDType::BF16,
+            GgmlType::Q4_0 => GgmlDType::Q4_0,
+            GgmlType::Q4_1 => GgmlDType::Q4_1,
+            GgmlType::Q5_0 => GgmlDType::Q5_0,
+            GgmlType::Q5_1 => GgmlDType::Q5_1,
+            GgmlType::Q8_0 => GgmlDType::Q8_0,
+            GgmlType::Q2_K => GgmlDType::Q2K,
+            GgmlType::Q3_K => GgmlDType::Q3K,
+            GgmlType::Q4_K => GgmlDType::Q4K,
+            GgmlType::Q5_K => GgmlDType::Q5K,
+            GgmlType::Q6_K => GgmlDType::Q6K,
+            GgmlType::IQ4_NL | GgmlType::IQ4_XS => {
+                return Err(self.file.metadata().error(format_args!(
+                    "tensor `{}` has type {}, which the candle engine lacks; use device=\"cpu\"",
+                    info.name,
+                    info.dtype.name()
+                )))
+            }
+        })
+    }
+}
+
+/// `bytes` at an address that suits every type, padded with zeros.
+fn aligned_copy(bytes: &[u8]) -> Vec<u32> {
+    let mut copy = vec![0; bytes.len().div_ceil(4)];
+    bytemuck::cast_slice_mut(&mut copy)[..bytes.len()].copy_from_slice(bytes);
+    copy
+}

@@ -1,0 +1,139 @@
+//! Conversions between Python and the engine: errors, token ids, counts and metadata.
+
+use crate::error::Error;
+use crate::metadata::{Array, Metadata, Value};
+use numpy::PyReadonlyArray1;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+create_exception!(specrs._specrs, GgufError, PyValueError, "The model file is malformed, or not supported.");
+create_exception!(specrs._specrs, ContextOverflow, PyValueError, "More positions are needed than the context holds.");
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        match &error {
+            Error::Io { path, source } => {
+                // With an errno Python picks the subclass, such as FileNotFoundError.
+                match source.raw_os_error() {
+                    Some(errno) => {
+                        PyOSError::new_err((errno, system_message(source), path.to_string_lossy().into_owned()))
+                    }
+                    None => PyOSError::new_err(error.to_string()),
+                }
+            }
+            Error::Gguf(message) => GgufError::new_err(message.clone()),
+            Error::ContextOverflow { needed, n_ctx } => Python::attach(|py| {
+                let err = ContextOverflow::new_err(error.to_string());
+                let value = err.value(py);
+                let set = value.setattr("needed", *needed).and_then(|()| value.setattr("n_ctx", *n_ctx));
+                set.err().unwrap_or(err)
+            }),
+            Error::Argument(message) => PyValueError::new_err(message.clone()),
+            Error::Interrupted => PyKeyboardInterrupt::new_err(()),
+        }
+    }
+}
+
+/// The text of an I/O error without the errno that Rust appends.
+fn system_message(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+/// A number of things: an integer that is not negative.
+pub struct Count(pub usize);
+
+impl Count {
+    /// The number as a token id; one too large for any vocabulary stays so.
+    pub fn id(&self) -> u32 {
+        u32::try_from(self.0).unwrap_or(u32::MAX)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Count {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let index = object.call_method0("__index__").map_err(|_| {
+            let text = object.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+            PyTypeError::new_err(format!("an integer is needed, not {text}"))
+        })?;
+        index.extract().map(Self).map_err(|_| {
+            PyValueError::new_err(format!("{index} is out of range: a number from 0 to {} is needed", usize::MAX))
+        })
+    }
+}
+
+/// Token ids from a numpy array of integers or a sequence of ints.
+pub fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    if let Ok(array) = tokens.extract::<PyReadonlyArray1<'_, u32>>() {
+        return Ok(array.as_array().to_vec());
+    }
+    if tokens.extract::<&str>().is_ok() {
+        return Err(PyTypeError::new_err("token ids must be integers, but this is a str; tokenize it first"));
+    }
+    if !tokens.hasattr("__getitem__")? || tokens.hasattr("keys")? {
+        let kind = tokens.get_type().name()?;
+        return Err(PyTypeError::new_err(format!("token ids must be a sequence of integers, not {kind}")));
+    }
+    tokens.try_iter()?.enumerate().map(|(i, item)| token_id(&item?, i)).collect()
+}
+
+/// The id `item` at index `i`.
+fn token_id(item: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
+    let index = item.call_method0("__index__").map_err(|_| {
+        let text = item.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+        PyTypeError::new_err(format!("token ids must be integers, but the one at index {i} is {text}"))
+    })?;
+    index
+        .extract()
+        .map_err(|_| PyValueError::new_err(format!("token id {index} at index {i} is outside any vocabulary")))
+}
+
+/// All metadata as a dict.
+pub fn metadata_dict<'py>(py: Python<'py>, metadata: &Metadata) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (key, value) in metadata.iter() {
+        dict.set_item(key, metadata_value(py, value)?)?;
+    }
+    Ok(dict)
+}
+
+fn metadata_value<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::U8(v) => v.into_pyobject(py)?.into_any(),
+        Value::I8(v) => v.into_pyobject(py)?.into_any(),
+        Value::U16(v) => v.into_pyobject(py)?.into_any(),
+        Value::I16(v) => v.into_pyobject(py)?.into_any(),
+        Value::U32(v) => v.into_pyobject(py)?.into_any(),
+        Value::I32(v) => v.into_pyobject(py)?.into_any(),
+        Value::U64(v) => v.into_pyobject(py)?.into_any(),
+        Value::I64(v) => v.into_pyobject(py)?.into_any(),
+        Value::F32(v) => v.into_pyobject(py)?.into_any(),
+        Value::F64(v) => v.into_pyobject(py)?.into_any(),
+        Value::Bool(v) => v.into_pyobject(py)?.to_owned().into_any(),
+        Value::String(v) => v.into_pyobject(py)?.into_any(),
+        Value::Array(v) => metadata_array(py, v)?,
+    })
+}
+
+fn metadata_array<'py>(py: Python<'py>, array: &Array) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match array {
+        // `Vec<u8>` would become bytes; a list like the other integer types is what is meant.
+        Array::U8(v) => v.iter().map(|&v| u32::from(v)).collect::<Vec<_>>().into_pyobject(py)?,
+        Array::I8(v) => v.into_pyobject(py)?,
+        Array::U16(v) => v.into_pyobject(py)?,
+        Array::I16(v) => v.into_pyobject(py)?,
+        Array::U32(v) => v.into_pyobject(py)?,
+        Array::I32(v) => v.into_pyobject(py)?,
+        Array::U64(v) => v.into_pyobject(py)?,
+        Array::I64(v) => v.into_pyobject(py)?,
+        Array::F32(v) => v.into_pyobject(py)?,
+        Array::F64(v) => v.into_pyobject(py)?,
+        Array::Bool(v) => v.into_pyobject(py)?,
+        Array::String(v) => v.into_pyobject(py)?,
+        Array::Array(v) => v.iter().map(|v| metadata_array(py, v)).collect::<PyResult<Vec<_>>>()?.into_pyobject(py)?,
+    })
+}

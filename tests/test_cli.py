@@ -1,0 +1,282 @@
+"""The command line: results on stdout, the rest on stderr, mistakes in one line."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import statistics
+import string
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import fake_engine
+import specrs
+from specrs import cli
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Write a toy model that spells ASCII, and make `Llama` load it."""
+    monkeypatch.setattr("specrs.llama.Model", fake_engine.Model)
+    monkeypatch.setattr("specrs.llama.Session", fake_engine.Session)
+    monkeypatch.setattr(sys.modules["specrs._specrs"], "GgufFile", fake_engine.GgufFile)
+    return fake_engine.write_toy(
+        tmp_path / "toy.gguf",
+        vocab=["<end>", *string.printable],
+        control=[0],
+        eos=0,
+        n_ctx=4000,
+        order=1,
+        chat_template=TEMPLATE,
+    )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["specrs", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+def test_generate_prints_the_text_alone_on_stdout(toy: Path, run: Run) -> None:
+    expected = specrs.Llama(toy).generate("Hello", max_tokens=30)
+    ran = run("generate", toy, "--prompt", "Hello", "--max-tokens", 30)
+    assert (ran.code, ran.out) == (0, expected.text + "\n")
+    assert f"{len(expected.tokens)} tokens, " in ran.err
+    assert "tokens/s" in ran.err
+
+
+def test_generate_reads_stdin_and_applies_the_template(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = specrs.Llama(toy)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi there"))
+    expected = llm.chat([{"role": "user", "content": "Hi there"}], max_tokens=9)
+    assert run("generate", toy, "--chat", "--max-tokens", 9).out == expected.text + "\n"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--drafter", "prompt-lookup"],
+        ["--drafter", "prompt-lookup", "--max-ngram-size", 2, "--min-ngram-size", 2],
+        ["--drafter", "prompt-lookup", "--num-draft-tokens", 3, "--draft-length", 2],
+        ["--draft-model", "TOY"],
+        ["--draft-model", "TOY", "--p-min", 0.001, "--num-draft-tokens", 3],
+        ["--top-k", 5, "--top-p", 0.9, "--min-p", 0.1, "--seed", 3],
+    ],
+)
+def test_drafting_and_filters_do_not_change_greedy_text(
+    toy: Path, run: Run, flags: list[object]
+) -> None:
+    flags = [toy if flag == "TOY" else flag for flag in flags]
+    options = ["--prompt", "abcabcab", "--max-tokens", 50, "--ignore-eos"]
+    plain = run("generate", toy, *options)
+    drafted = run("generate", toy, *options, *flags)
+    assert drafted.code == 0
+    assert drafted.out == plain.out
+    assert ("drafted accepted" in drafted.err) == any("draft" in str(flag) for flag in flags)
+
+
+def test_stop_and_context_flags_arrive(toy: Path, run: Run) -> None:
+    text = run("generate", toy, "-p", "Hello", "--ignore-eos", "--max-tokens", 50).out
+    stop = text[20:22]
+    ran = run("generate", toy, "-p", "Hello", "--ignore-eos", "--stop", stop, "--stop", "@@@@")
+    assert ran.out == text[: text.index(stop)] + "\n"
+    short = run("generate", toy, "-p", "Hello", "--ignore-eos", "--n-ctx", 25, "--threads", 1)
+    assert short.out == text[:20] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "missing.gguf", "-p", "x"], "missing.gguf: no such file"),
+        (["generate", "gpt-9", "-p", "x"], "unknown model 'gpt-9'; known names are smollm2-135m"),
+        (["generate", "TOY", "-p", ""], "the prompt is empty"),
+        (["generate", "TOY", "-p", "x" * 5000], "5000 tokens, which leaves no room"),
+        (["generate", "TOY", "-p", "x", "--temperature", "-1"], "temperature must be 0 or more"),
+        (["generate", "TOY", "-p", "x", "--temperature", "1"], "temperature=1.0 is not supported"),
+        (["generate", "TOY", "-p", "x", "--top-p", "0"], "top_p must be above 0"),
+        (["generate", "TOY", "-p", "x", "--max-tokens", "-3"], "max_tokens must be 0 or more"),
+        (["generate", "TOY", "-p", "x", "--max-tokens", "many"], "--max-tokens"),
+        (["generate", "TOY", "-p", "x", "--draft-length", "3"], "no effect without a drafter"),
+        (["generate", "TOY", "-p", "x", "--p-min", "0.5"], "--p-min needs --draft-model"),
+        (["generate", "TOY", "-p", "x", "--min-ngram-size", "2"], "need --drafter prompt-lookup"),
+        (["generate", "TOY", "-p", "x", "--num-draft-tokens", "2"], "needs --drafter or"),
+        (["generate", "TOY", "--drafter", "prompt-lookup", "--draft-model", "TOY"], "exclude"),
+        (["generate", "TOY", "-p", "x", "--drafter", "magic"], "'prompt-lookup'"),
+        (["generate", "TOY", "-p", "x", "--bogus"], "No such option: --bogus"),
+        (["generate"], "Missing argument 'MODEL'"),
+        (["inspect", "missing.gguf"], "missing.gguf"),
+        (["pull", "gpt-9"], "unknown model"),
+        (["dance"], "No such command 'dance'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    toy: Path, run: Run, arguments: list[str], words: str
+) -> None:
+    ran = run(*[toy if argument == "TOY" else argument for argument in arguments])
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+    assert ran.err.startswith("specrs: ")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_fault_of_ours_is_not_called_a_mistake(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specrs.text.TextWriter.ends", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("generate", toy, "-p", "x")
+
+
+def test_inspect(toy: Path, run: Run) -> None:
+    ran = run("inspect", toy)
+    assert (ran.code, ran.err) == (0, "")
+    for line in (
+        "  general.name = 'toy'",
+        "  Q4_1        2     2,560 B",
+        "  F32         1       128 B",
+        "  weights              1,000 B",
+        "  KV cache, at most   32,000 B  (4,000 positions)",
+        "Kernels: toy, 1 threads",
+    ):
+        assert line in ran.out.splitlines()
+
+
+def test_long_metadata_is_shortened() -> None:
+    assert cli._shortened(["a", "b", "c", "d", "e"]) == "['a', 'b', 'c', 'd', …] (5)"
+    assert len(cli._shortened("x" * 500)) == 70
+
+
+def test_pull_prints_the_path(toy: Path, run: Run) -> None:
+    assert run("pull", toy).out == f"{toy}\n"
+
+
+def test_demo_shows_that_both_results_are_the_same(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specrs, "pull", lambda name: {"smollm2-135m": toy}[name])
+    ran = run("demo", "--max-tokens", 60)
+    assert ran.code == 0
+    text = (
+        specrs.Llama(toy).chat([{"role": "user", "content": cli.DEMO_PROMPT}], max_tokens=60).text
+    )
+    assert ran.out.count(text) == 2
+    lines = ran.out.splitlines()
+    assert any(line.startswith("identical: yes (") for line in lines)
+    assert any(line.startswith("speed-up: ") and line.endswith("x") for line in lines)
+    assert "drafted accepted" in ran.out
+
+
+def test_demo_fails_if_the_results_differ(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specrs, "pull", lambda _: toy)
+    # A verification that believes every draft.
+    monkeypatch.setattr(
+        "specrs.generate.verify", lambda picks, draft: [*draft, list(picks)[len(draft)]]
+    )
+    ran = run("demo", "--max-tokens", 60)
+    assert ran.code == 1
+    assert "identical: NO" in ran.out
+
+
+# In a process of its own: toy models, and a word when the prompt is awaited.
+COMMAND = """
+import fake_engine, io, sys
+fake_engine.pytest_configure()
+import specrs.cli, specrs.llama
+specrs.llama.Model, specrs.llama.Session = fake_engine.Model, fake_engine.Session
+
+class Stdin(io.TextIOWrapper):
+    def read(self, size=-1):
+        print("reading", flush=True)
+        return super().read(size)
+
+sys.stdin = Stdin(sys.stdin.buffer)
+specrs.cli.main()
+"""
+
+
+def process(*arguments: object, **options: object) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", COMMAND, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_help_and_version() -> None:
+    out, err = process("--help").communicate()
+    assert err == ""
+    for command in ("demo", "generate", "inspect", "pull"):
+        assert f"\n  {command} " in out
+    nothing = process()
+    out, err = nothing.communicate()
+    assert (nothing.returncode, out) == (2, "")
+    assert "Usage" in err
+
+
+def test_help_is_quick() -> None:
+    code = (
+        "import time; start = time.perf_counter()\n"
+        "import sys; sys.argv = ['specrs', '--help']\n"
+        "from specrs import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: print(time.perf_counter() - start, 'numpy' in sys.modules)"
+    )
+    if sys.modules["specrs._specrs"] is fake_engine:  # imports numpy for itself
+        code = f"import fake_engine; fake_engine.pytest_configure()\n{code}"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    times = []
+    for _ in range(5):
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        times.append(float(ran.stdout.splitlines()[-1].split()[0]))
+    assert statistics.median(times) < 0.25, times
+
+
+def test_an_interrupt_ends_quietly(tmp_path: Path) -> None:
+    """Ctrl-C while waiting for the prompt: exit code 130 and no traceback."""
+    toy = fake_engine.write_toy(tmp_path / "toy.gguf")
+    waiting = process("generate", toy, stdin=subprocess.PIPE)
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == "reading\n"
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out, err) == (130, "", "")

@@ -1,0 +1,180 @@
+"""Prompt lookup against a brute-force search, over histories that change in every way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specrs import Drafter, PromptLookup
+from specrs.drafters import common_prefix
+
+# Few different ids, so that n-grams repeat.
+HISTORIES = st.lists(st.integers(0, 2), max_size=60)
+
+
+def brute_force(tokens: Sequence[int], k: int, longest: int, shortest: int) -> list[int]:
+    """Search as the definition says: longest n-gram first, latest earlier occurrence first."""
+    tokens = list(tokens)
+    for n in range(longest, shortest - 1, -1):
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == tokens[len(tokens) - n :]:
+                return tokens[start + n : start + n + k]
+    return []
+
+
+@given(st.data())
+def test_equals_brute_force_whatever_happens_to_the_history(data: st.DataObject) -> None:
+    shortest = data.draw(st.integers(1, 4))
+    longest = data.draw(st.integers(shortest, 6))
+    most = data.draw(st.integers(1, 6))
+    drafter = PromptLookup(longest, shortest, most)
+    tokens: list[int] = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        change = data.draw(st.sampled_from(["grow", "cut", "replace", "copy", "tuple", "again"]))
+        if change == "grow":
+            tokens.extend(data.draw(HISTORIES))
+        elif change == "cut":
+            del tokens[data.draw(st.integers(0, len(tokens))) :]
+        elif change == "replace":  # another request, which may share a beginning
+            tokens = tokens[: data.draw(st.integers(0, len(tokens)))] + data.draw(HISTORIES)
+        elif change == "copy":
+            tokens = list(tokens)
+        given_tokens = tuple(tokens) if change == "tuple" else tokens
+        before = list(tokens)
+        k = data.draw(st.integers(0, 8))
+        proposed = drafter.propose(given_tokens, k)
+        assert proposed == brute_force(tokens, min(k, most), longest, shortest)
+        assert tokens == before
+
+
+def test_a_list_that_was_cut_and_grew_again_unseen() -> None:
+    drafter = PromptLookup(2, 1, 8)
+    tokens = list(range(100, 140))
+    assert drafter.propose(tokens, 4) == []
+    del tokens[10:]
+    tokens += [*range(200, 240), 105]
+    assert drafter.propose(tokens, 4) == [106, 107, 108, 109]
+    assert drafter.propose([*tokens[:-1], 135], 4) == []
+
+
+@pytest.mark.parametrize("lengths", [(40, 5, 0, 40), (5, 40, 39, 1), (40, 0, 40)])
+def test_one_drafter_serves_shorter_and_longer_histories(lengths: tuple[int, ...]) -> None:
+    drafter = PromptLookup()
+    base = [i % 11 for i in range(40)]
+    for length in lengths:
+        assert drafter.propose(base[:length], 8) == brute_force(base[:length], 8, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "tokens", [[], [1], [1, 2], [1] * 30, [1, 2] * 15, [1, 2, 3, 4, 5, 6, 7] * 5]
+)
+@pytest.mark.parametrize("k", range(17))
+def test_short_and_periodic_histories(tokens: list[int], k: int) -> None:
+    for longest in range(1, 9):
+        for shortest in range(1, longest + 1):
+            found = PromptLookup(longest, shortest, 16).propose(tokens, k)
+            assert found == brute_force(tokens, k, longest, shortest)
+            assert len(found) <= k
+
+
+def test_numpy_history_gives_the_same() -> None:
+    tokens = np.array([1, 2, 3, 9, 1, 2, 3], np.uint32)
+    assert PromptLookup().propose(tokens, 2) == [9, 1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"min_ngram_size": 0}, "min_ngram_size <= max_ngram_size is needed, not 0 and 3"),
+        ({"max_ngram_size": 1, "min_ngram_size": 2}, "not 2 and 1"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens must be at least 1, not 0"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=f"PromptLookup: .*{words}"):
+        PromptLookup(**settings)
+    with pytest.raises(TypeError):
+        PromptLookup(max_ngram_size=2.5)  # type: ignore[arg-type]
+
+
+def test_two_threads_share_a_drafter() -> None:
+    drafter = PromptLookup()
+    wrong: list[object] = []
+
+    def work(offset: int) -> None:
+        tokens = [(i * offset) % 13 for i in range(50)]
+        for _ in range(200):
+            if drafter.propose(tokens, 8) != brute_force(tokens, 8, 3, 1):
+                wrong.append(offset)
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def seconds_per_proposal(tokens: list[int], new: Sequence[int]) -> float:
+    """Time proposals while `tokens` grows by `new`, one id at a time; the best of three runs."""
+    drafter = PromptLookup()
+    drafter.propose(tokens, 8)
+    best = float("inf")
+    for _ in range(3):
+        start = perf_counter()
+        for token in new:
+            tokens.append(token)
+            drafter.propose(tokens, 8)
+        best = min(best, (perf_counter() - start) / len(new))
+    return best
+
+
+@pytest.mark.parametrize("kind", ["no match", "all equal", "random"])
+def test_the_cost_does_not_grow_with_the_history(kind: str) -> None:
+    random = np.random.default_rng(1)
+    costs = {}
+    for length in (1_000, 100_000):
+        total = length + 1_000
+        ids: list[int] = {
+            "no match": np.arange(total),
+            "all equal": np.full(total, 7),
+            "random": random.integers(0, 300, total),
+        }[kind].tolist()
+        costs[length] = seconds_per_proposal(ids[:length], ids[length:])
+    # A scan of 100,000 ids takes a thousand times as long as this.
+    assert costs[100_000] < 40e-6, costs
+    assert costs[100_000] < 8 * costs[1_000] + 5e-6, costs
+
+
+def test_a_long_prompt_is_indexed_quickly() -> None:
+    tokens = np.random.default_rng(2).integers(0, 49_152, 100_000).tolist()
+    start = perf_counter()
+    PromptLookup().propose(tokens, 8)
+    assert perf_counter() - start < 2.0  # 0.2 s are usual
+
+
+def test_anything_with_propose_is_a_drafter() -> None:
+    class Mine:
+        def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+            return tokens[:k]
+
+    assert isinstance(Mine(), Drafter)
+    assert not isinstance(object(), Drafter)
+    assert repr(PromptLookup()) == (
+        "PromptLookup(max_ngram_size=3, min_ngram_size=1, num_draft_tokens=8)"
+    )
+
+
+@given(HISTORIES, HISTORIES, st.integers(0, 60))
+def test_common_prefix(a: list[int], b: list[int], start: int) -> None:
+    expected = 0
+    while expected < min(len(a), len(b)) and a[expected] == b[expected]:
+        expected += 1
+    assert common_prefix(a, b, min(start, expected)) == expected
+    assert common_prefix(tuple(a), b) == expected

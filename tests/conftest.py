@@ -68,4 +68,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many logits were compared bit by bit, if any were."""
     bits = sys.modules.get("bits")
     if bits is not None and bits.compared:
-        terminalreporter.write_line(f"{bits.compared:,} logits compared bit by bit, all equal")
+        terminalreporter.write_line(f"{bits.compared:,} logits compared bit by bit and found equal")

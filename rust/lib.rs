@@ -24,6 +24,7 @@ pub mod attention;
 pub mod forward;
 pub mod model;
 pub mod candle_cache;
+pub mod candle_weights;
 pub mod candle_llama;
 pub mod engine;
 pub mod session;

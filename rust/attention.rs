@@ -1,16 +1,20 @@
-//! Exact attention over the paged cache, one block of 64 positions at a time (after FlashAttention, Dao et al., 2022).
+//! Attention over the paged cache, one block of 64 positions at a time (after FlashAttention, Dao et al., 2022).
 //!
-//! The arithmetic of a query depends on its position alone: blocks and segments lie at fixed positions, a segment is
-//! accumulated block by block, segments are merged in order. How queries are grouped into units, which thread runs a
-//! unit, and whether the segments of a query run one after the other or in parallel changes no bit.
+//! The arithmetic of a query depends on its position and on the blocks it attends to alone: blocks and segments lie at
+//! fixed positions, a segment is accumulated block by block, segments are merged in order. How queries are grouped into
+//! units, which thread runs a unit, and whether the segments of a query run one after the other or in parallel changes
+//! no bit; and a query that attends to all blocks has the bits of exact attention, whatever the others leave out.
 
 use crate::cache::{Page, PAGE};
 use crate::kernels::vector::{exp, SoftmaxState};
 use crate::kernels::Kernels;
+use half::f16;
 use std::sync::Arc;
 
 /// Blocks in a segment, the unit of parallel work over a long cache.
 pub const SEGMENT: usize = 8;
+/// Queries in a unit, about: enough that converting a block for them costs little.
+const QUERIES: usize = 128;
 
 /// What one call of attention reads.
 pub struct Unit<'a> {
@@ -24,7 +28,7 @@ pub struct Unit<'a> {
     pub head: usize,
     /// Position of the first query row.
     pub position: usize,
-    /// Query rows at consecutive positions.
+    /// Query rows at consecutive positions, all in one block; see [`Unit::rows`].
     pub rows: usize,
     /// Query heads that share the key/value head.
     pub group: usize,
@@ -42,8 +46,43 @@ pub struct Accumulator {
 /// Memory that calls reuse.
 #[derive(Default)]
 pub struct Workspace {
-    scores: Vec<f32>,
     segment: Accumulator,
+    scratch: Scratch,
+    /// The queries that attend to a block, where not all do, and what they accumulated.
+    some: (Vec<usize>, Vec<f32>, Accumulator),
+}
+
+#[derive(Default)]
+struct Scratch {
+    scores: Vec<f32>,
+    factors: Vec<f32>,
+}
+
+/// Which queries of a unit attend to which blocks.
+#[derive(Default)]
+pub struct Kept {
+    queries: usize,
+    /// `[blocks][queries]`.
+    flags: Vec<bool>,
+}
+
+impl Kept {
+    /// Starts over: no query attends to any of `blocks` blocks.
+    pub fn clear(&mut self, blocks: usize, queries: usize) {
+        self.queries = queries;
+        self.flags.clear();
+        self.flags.resize(blocks * queries, false);
+    }
+
+    /// Which queries attend to `block`.
+    pub fn block(&self, block: usize) -> &[bool] {
+        &self.flags[block * self.queries..(block + 1) * self.queries]
+    }
+
+    /// Which queries attend to `block`, to be changed.
+    pub fn block_mut(&mut self, block: usize) -> &mut [bool] {
+        &mut self.flags[block * self.queries..(block + 1) * self.queries]
+    }
 }
 
 impl Accumulator {
@@ -70,6 +109,59 @@ impl Accumulator {
         }
     }
 
+    /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them, each
+    /// later row one more.
+    fn add_block(
+        &mut self,
+        unit: &Unit<'_>,
+        queries: &[f32],
+        [keys, values]: [&[f16]; 2],
+        valid: usize,
+        scratch: &mut Scratch,
+    ) {
+        scratch.scores.resize(self.states.len() * PAGE, 0.0);
+        unit.kernels.multiply_f16(self.states.len(), queries, keys, PAGE, &mut scratch.scores, false);
+        self.add_weighted(unit, &mut scratch.scores, values, valid, &mut scratch.factors);
+    }
+
+    /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights.
+    pub fn add_weighted(
+        &mut self,
+        unit: &Unit<'_>,
+        scores: &mut [f32],
+        values: &[f16],
+        valid: usize,
+        factors: &mut Vec<f32>,
+    ) {
+        let Unit { kernels, group, width, .. } = *unit;
+        factors.resize(self.states.len(), 0.0);
+        kernels.softmax_rows(scores, valid, group, &mut self.states, factors);
+        for (out, &factor) in self.out.chunks_exact_mut(width).zip(&*factors) {
+            if factor != 1.0 {
+                kernels.scale(out, factor);
+            }
+        }
+        kernels.multiply_f16(self.states.len(), scores, values, width, &mut self.out, true);
+    }
+
+    /// Takes over the queries `indices` of `all`.
+    pub fn gather(&mut self, all: &Self, indices: &[usize]) {
+        let width = all.out.len() / all.states.len();
+        self.states.clear();
+        self.states.extend(indices.iter().map(|&i| all.states[i]));
+        self.out.clear();
+        self.out.extend(indices.iter().flat_map(|&i| &all.out[i * width..(i + 1) * width]));
+    }
+
+    /// Undoes [`Accumulator::gather`].
+    pub fn scatter(&self, all: &mut Self, indices: &[usize]) {
+        let width = self.out.len() / self.states.len();
+        for (&i, (state, out)) in indices.iter().zip(self.states.iter().zip(self.out.chunks_exact(width))) {
+            all.states[i] = *state;
+            all.out[i * width..(i + 1) * width].copy_from_slice(out);
+        }
+    }
+
     /// Divides by the sums and returns the result, `[queries][width]`.
     pub fn finish(&mut self, kernels: &Kernels) -> &[f32] {
         let width = self.out.len() / self.states.len();
@@ -86,6 +178,12 @@ impl Accumulator {
 }
 
 impl Unit<'_> {
+    /// Most rows of a unit for `group` heads; units start at multiples of it, so they never cross a block.
+    pub fn rows(group: usize) -> usize {
+        let most = (QUERIES / group).clamp(1, PAGE);
+        1 << most.ilog2()
+    }
+
     /// Number of queries: rows times heads.
     pub fn queries(&self) -> usize {
         self.rows * self.group
@@ -96,42 +194,51 @@ impl Unit<'_> {
         position / (PAGE * SEGMENT) + 1
     }
 
-    /// Attends to all positions up to each query's own; `queries` are scaled and rotated, `[rows][group][width]`.
-    pub fn attend(&self, queries: &[f32], total: &mut Accumulator, work: &mut Workspace) {
+    /// The block of the unit's own positions: the last one it attends to.
+    pub fn own_block(&self) -> usize {
+        self.position / PAGE
+    }
+
+    /// Attends to the `kept` blocks, or to all, up to each query's own position; `queries` are scaled and rotated,
+    /// `[rows][group][width]`. Every query keeps its own block.
+    pub fn attend(&self, queries: &[f32], kept: Option<&Kept>, total: &mut Accumulator, work: &mut Workspace) {
         total.clear(self.queries(), self.width);
-        for segment in 0..Self::segments_at(self.position + self.rows - 1) {
-            self.attend_segment(segment, queries, work);
+        for segment in 0..Self::segments_at(self.position) {
+            self.attend_segment(segment, queries, kept, work);
             total.merge(self.kernels, &work.segment.states, &work.segment.out);
         }
     }
 
     /// Attends to the positions of one segment; the result is in the returned accumulator.
-    pub fn attend_segment<'w>(&self, segment: usize, queries: &[f32], work: &'w mut Workspace) -> &'w Accumulator {
-        let Workspace { scores, segment: acc } = work;
-        let last_block = (self.position + self.rows - 1) / PAGE;
+    pub fn attend_segment<'w>(
+        &self,
+        segment: usize,
+        queries: &[f32],
+        kept: Option<&Kept>,
+        work: &'w mut Workspace,
+    ) -> &'w Accumulator {
+        let Workspace { scratch, segment: acc, some } = work;
         acc.clear(self.queries(), self.width);
-        for block in segment * SEGMENT..(last_block + 1).min((segment + 1) * SEGMENT) {
-            let start = block * PAGE;
-            let skipped = start.saturating_sub(self.position) * self.group;
-            let count = self.queries() - skipped;
+        for block in segment * SEGMENT..(self.own_block() + 1).min((segment + 1) * SEGMENT) {
+            let valid = PAGE.min(self.position + 1 - block * PAGE);
             let page = &self.pages[block];
-            scores.clear();
-            scores.resize(count * PAGE, 0.0);
-            let keys = page.keys(self.layer, self.head);
-            self.kernels.multiply_f16(count, &queries[skipped * self.width..], keys, PAGE, scores);
-            let out = &mut acc.out[skipped * self.width..];
-            for (i, scores) in scores.chunks_exact_mut(PAGE).enumerate() {
-                let position = self.position + (skipped + i) / self.group;
-                let valid = PAGE.min(position + 1 - start);
-                let state = &mut acc.states[skipped + i];
-                let (new, factor) = self.kernels.softmax_block(scores, valid, *state);
-                *state = new;
-                if factor != 1.0 {
-                    self.kernels.scale(&mut out[i * self.width..(i + 1) * self.width], factor);
-                }
+            let [keys, values] = [page.keys(self.layer, self.head), page.values(self.layer, self.head)];
+            let kept = kept.map(|kept| kept.block(block)).filter(|kept| kept.contains(&false));
+            let Some(kept) = kept else {
+                acc.add_block(self, queries, [keys, values], valid, scratch);
+                continue;
+            };
+            let (indices, some_queries, some) = some;
+            indices.clear();
+            indices.extend((0..kept.len()).filter(|&i| kept[i]));
+            if !indices.is_empty() {
+                some.gather(acc, indices);
+                some_queries.clear();
+                let rows = indices.iter().flat_map(|&i| &queries[i * self.width..(i + 1) * self.width]);
+                some_queries.extend(rows);
+                some.add_block(self, some_queries, [keys, values], valid, scratch);
+                some.scatter(acc, indices);
             }
-            let values = page.values(self.layer, self.head);
-            self.kernels.multiply_f16(count, scores, values, self.width, out);
         }
         acc
     }

@@ -4,8 +4,10 @@
 //! pointers, and a page that others hold is copied before it is written. So snapshots are cheap and never go stale.
 
 use crate::kernels::shared::Shared;
+use crate::kernels::Kernels;
 use half::f16;
-use std::sync::Arc;
+use half::slice::HalfFloatSliceExt;
+use std::sync::{Arc, OnceLock};
 
 /// Positions in a page: one block of attention.
 pub const PAGE: usize = 64;
@@ -46,11 +48,14 @@ impl CacheShape {
 pub struct Page {
     shape: CacheShape,
     data: Shared<f16>,
+    /// Mean key and mean value of each layer and head, computed when first asked for.
+    means: Vec<OnceLock<Box<[f16]>>>,
 }
 
 impl Page {
     fn new(shape: CacheShape) -> Self {
-        Self { shape, data: Shared::zeroed(shape.page_len()) }
+        let means = vec![OnceLock::new(); shape.n_layer * shape.n_head_kv];
+        Self { shape, data: Shared::zeroed(shape.page_len()), means }
     }
 
     fn copy(&self) -> Self {
@@ -77,6 +82,24 @@ impl Page {
     pub fn values(&self, layer: usize, head: usize) -> &[f16] {
         let at = self.head(layer, head) + self.shape.head_len() / 2;
         self.data.read(at..at + self.shape.head_len() / 2)
+    }
+
+    /// Mean key and mean value of one head of a full page, `[2][padded_dim]`.
+    pub fn means(&self, kernels: &Kernels, layer: usize, head: usize) -> &[f16] {
+        self.means[layer * self.shape.n_head_kv + head].get_or_init(|| {
+            let width = self.shape.padded_dim();
+            let mut sums = vec![0.0; 2 * width];
+            let mut row = [0.0; PAGE];
+            for (sum, key) in sums.iter_mut().zip(self.keys(layer, head).chunks_exact(PAGE)) {
+                key.convert_to_f32_slice(&mut row);
+                *sum = row.iter().sum::<f32>() / PAGE as f32;
+            }
+            let equal = [1.0 / PAGE as f32; PAGE];
+            kernels.multiply_f16(1, &equal, self.values(layer, head), width, &mut sums[width..], false);
+            let mut means = vec![f16::ZERO; 2 * width];
+            kernels.to_f16(&sums, &mut means);
+            means.into()
+        })
     }
 
     /// Stores the key and value of one position. One thread a position and head; see [`Shared::write`].
@@ -133,11 +156,10 @@ impl KvCache {
         for i in self.len / PAGE..(self.len + count).div_ceil(PAGE) {
             match self.pages.get_mut(i) {
                 None => self.pages.push(Arc::new(Page::new(self.shape))),
-                Some(page) => {
-                    if Arc::get_mut(page).is_none() {
-                        *page = Arc::new(page.copy());
-                    }
-                }
+                Some(page) => match Arc::get_mut(page) {
+                    Some(page) => page.means.fill(OnceLock::new()),
+                    None => *page = Arc::new(page.copy()),
+                },
             }
         }
     }

@@ -6,13 +6,14 @@
 use candle_core::quantized::QMatMul;
 use candle_core::{Device, Module, Tensor, D};
 
-use crate::cache::CacheShape;
+use crate::cache::{CacheShape, PAGE};
 use crate::candle_cache::{device_error, CandleCache};
 use crate::candle_weights::{open_device, Layer, Weights};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::GgufFile;
 use crate::layout::check_tensors;
+use crate::pattern::{Pattern, Prompt};
 
 /// Rows of one pass; longer inputs go through in chunks.
 const MAX_ROWS: usize = 256;
@@ -36,6 +37,8 @@ pub struct Input<'a> {
     pub tokens: &'a [u32],
     /// How many of the last positions need logits.
     pub logits: usize,
+    /// What the tokens attend to; `None` is everything. No dynamic pattern.
+    pub prompt: Option<Prompt>,
 }
 
 /// What all layers of a pass share.
@@ -47,8 +50,9 @@ struct Pass {
     cos: Tensor,
     /// Factors of its partner.
     sin: Tensor,
-    /// 0 where a row may look, minus infinity at later positions, `[rows][start + rows]`; a single row needs none.
-    mask: Option<Tensor>,
+    /// 0 where a row may look, minus infinity elsewhere, `[rows][start + rows]`, of each layer; a single row that looks
+    /// everywhere needs none.
+    masks: Vec<Option<Tensor>>,
 }
 
 impl CandleModel {
@@ -120,7 +124,7 @@ impl CandleModel {
 
     /// Runs the tokens of one input in chunks; its cache holds them afterwards, not yet committed.
     fn append(&self, input: &mut Input<'_>, logits: &mut Vec<f32>, poll: &mut dyn FnMut() -> bool) -> Result<()> {
-        let Input { cache, tokens, logits: wanted } = input;
+        let Input { cache, tokens, logits: wanted, prompt } = input;
         let failed = |source| device_error(&self.device, &source);
         cache.reserve(tokens.len()).map_err(failed)?;
         let first_wanted = tokens.len().saturating_sub(*wanted);
@@ -128,7 +132,7 @@ impl CandleModel {
         while done < tokens.len() {
             let start = cache.len() + done;
             let rows = self.pass_rows(start).min(tokens.len() - done);
-            let x = self.pass(cache, &tokens[done..done + rows], start, poll)?;
+            let x = self.pass(cache, &tokens[done..done + rows], start, prompt.as_ref(), poll)?;
             let skipped = first_wanted.saturating_sub(done);
             if skipped < rows {
                 logits.extend(self.logits(&x, skipped).map_err(failed)?);
@@ -149,11 +153,12 @@ impl CandleModel {
         cache: &mut CandleCache,
         tokens: &[u32],
         start: usize,
+        prompt: Option<&Prompt>,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Tensor> {
         let failed = |source| device_error(&self.device, &source);
         let mut check = || if poll() { Err(Error::Interrupted) } else { Ok(()) };
-        let pass = self.plan(start, tokens.len()).map_err(failed)?;
+        let pass = self.plan(start, tokens.len(), prompt).map_err(failed)?;
         let ids = Tensor::new(tokens, &self.device).map_err(failed)?;
         let mut x = self.weights.embedding.embedding(&ids).map_err(failed)?;
         for (index, layer) in self.weights.layers.iter().enumerate() {
@@ -165,7 +170,7 @@ impl CandleModel {
         Ok(x)
     }
 
-    fn plan(&self, start: usize, rows: usize) -> candle_core::Result<Pass> {
+    fn plan(&self, start: usize, rows: usize, prompt: Option<&Prompt>) -> candle_core::Result<Pass> {
         let Config { head_dim, rope_freqs, .. } = &self.config;
         let mut cos = vec![1f32; rows * head_dim];
         let mut sin = vec![0f32; rows * head_dim];
@@ -178,12 +183,38 @@ impl CandleModel {
             }
         }
         let [cos, sin] = [cos, sin].map(|factors| Tensor::from_vec(factors, (rows, 1, *head_dim), &self.device));
-        let mask = (rows > 1).then(|| {
-            let end = start + rows;
-            let row = |row| (0..end).map(move |key| if key <= start + row { 0.0 } else { f32::NEG_INFINITY });
-            Tensor::from_vec((0..rows).flat_map(row).collect(), (rows, end), &self.device)
-        });
-        Ok(Pass { start, rows, cos: cos?, sin: sin?, mask: mask.transpose()? })
+        let rules = |layer| -> Vec<Option<&Pattern>> {
+            let rule = |row: usize| prompt?.rule(self.config.n_layer, layer, (start + row) / PAGE);
+            (0..rows).map(rule).collect()
+        };
+        let mut masks: Vec<Option<Tensor>> = Vec::new();
+        let mut previous = None;
+        for layer in 0..self.config.n_layer {
+            let rules = rules(layer);
+            if previous.as_ref() == Some(&rules) {
+                masks.push(masks[layer - 1].clone());
+                continue;
+            }
+            let needed = rows > 1 || rules.iter().any(Option::is_some);
+            let mask = needed.then(|| self.mask(start, &rules)).transpose()?;
+            masks.push(mask);
+            previous = Some(rules);
+        }
+        Ok(Pass { start, rows, cos: cos?, sin: sin?, masks })
+    }
+
+    /// The mask of rows from position `start` on, each with its rule.
+    fn mask(&self, start: usize, rules: &[Option<&Pattern>]) -> candle_core::Result<Tensor> {
+        let (rows, end) = (rules.len(), start + rules.len());
+        let mut mask = Vec::with_capacity(rows * end);
+        for (position, rule) in (start..end).zip(rules) {
+            let own = position / PAGE;
+            let looks = |key: usize| {
+                key <= position && rule.is_none_or(|rule| key / PAGE == own || rule.always_keeps(own, key / PAGE))
+            };
+            mask.extend((0..end).map(|key| if looks(key) { 0.0 } else { f32::NEG_INFINITY }));
+        }
+        Tensor::from_vec(mask, (rows, end), &self.device)
     }
 
     /// Adds the attention of layer `index` to the residual stream.
@@ -201,7 +232,7 @@ impl CandleModel {
         let grouped = (n_head_kv, n_head / n_head_kv * pass.rows, ());
         let queries = (queries.contiguous()? * (1.0 / (head_dim as f64).sqrt()))?.reshape(grouped)?;
         let mut scores = queries.matmul(&keys.t()?)?;
-        if let Some(mask) = &pass.mask {
+        if let Some(mask) = &pass.masks[index] {
             scores = scores.reshape((n_head, pass.rows, ()))?.broadcast_add(mask)?.reshape(grouped)?;
         }
         let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;

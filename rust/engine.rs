@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::gguf::GgufFile;
 use crate::kernels::Kernels;
 use crate::model::{self, CpuModel};
+use crate::pattern::{Pattern, Prompt};
 
 /// The devices a model can be loaded on.
 const DEVICES: [&str; 4] = ["cpu", "candle-cpu", "metal", "cuda"];
@@ -95,7 +96,37 @@ impl Engine {
         }
     }
 
+    /// Whether this engine can run `pattern`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if not.
+    pub fn check_pattern(&self, pattern: &Pattern) -> Result<()> {
+        match self {
+            Self::Candle(_) if pattern.is_dynamic() => Err(Error::Argument(format!(
+                "attention={pattern} chooses blocks by their contents, which only device=\"cpu\" can do; \
+                 use SinkWindow, SinkWindowLog or Custom, or load the model on \"cpu\""
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether this engine can run `prompt`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if not.
+    pub fn check_prompt(&self, prompt: &Prompt) -> Result<()> {
+        self.check_pattern(&prompt.pattern)?;
+        match self {
+            Self::Candle(_) if prompt.counts.is_some() => Err(Error::Argument(
+                "what a pattern keeps is counted on device=\"cpu\" only; load the model there to compare".to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Appends `tokens` to `cache`; returns the logits after the last `logits` of them, `[logits][n_vocab]`.
+    ///
+    /// With a `prompt` the tokens attend to what its pattern keeps.
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `poll` asked to stop; the cache is then as before.
@@ -107,12 +138,15 @@ impl Engine {
         cache: &mut Cache,
         tokens: &[u32],
         logits: usize,
+        prompt: Option<Prompt>,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
         match (self, cache) {
-            (Self::Cpu(model), Cache::Cpu(cache)) => model.forward(&mut [model::Input { cache, tokens, logits }], poll),
+            (Self::Cpu(model), Cache::Cpu(cache)) => {
+                model.forward(&mut [model::Input { cache, tokens, logits, prompt }], poll)
+            }
             (Self::Candle(model), Cache::Candle(cache)) => {
-                model.forward(&mut [candle_llama::Input { cache, tokens, logits }], poll)
+                model.forward(&mut [candle_llama::Input { cache, tokens, logits, prompt }], poll)
             }
             _ => unreachable!("a session's cache is made by its own engine"),
         }

@@ -14,15 +14,13 @@ use crate::kernels::shared::Shared;
 use crate::kernels::vector::SoftmaxState;
 use crate::kernels::Kernels;
 use crate::matmul::{for_each_tile, Activations};
+use crate::pattern::{Prompt, Selection};
 use crate::threads::Worker;
 use crate::weights::{Layer, Matrix, Weights};
 use half::f16;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-
-/// Queries in a unit of attention: their scores and sums stay in the first-level cache.
-const UNIT_QUERIES: usize = 48;
 
 /// What a forward reads and never changes.
 pub struct Decoder {
@@ -90,6 +88,8 @@ pub struct Pass {
     rows: Vec<Row>,
     /// Pages of every sequence.
     sequences: Vec<Vec<Arc<Page>>>,
+    /// What its rows attend to; `None` is everything.
+    prompts: Vec<Option<Prompt>>,
     /// Rows whose logits are wanted.
     wanted: Vec<usize>,
     /// Cosines and sines of every row's rotation, `[rows][pairs]` each.
@@ -108,6 +108,7 @@ impl Pass {
         buffers: Buffers,
         rows: Vec<Row>,
         sequences: Vec<Vec<Arc<Page>>>,
+        prompts: Vec<Option<Prompt>>,
         wanted: Vec<usize>,
         workers: usize,
     ) -> Self {
@@ -120,15 +121,14 @@ impl Pass {
         let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
 
         let group = config.n_head / config.n_head_kv;
-        let unit_rows = (UNIT_QUERIES / group).max(1);
+        let unit_rows = Unit::rows(group);
         let mut units: Vec<UnitRows> = Vec::new();
         let mut partial = 0;
         for (i, row) in rows.iter().enumerate() {
             let segments = Unit::segments_at(row.position);
             match units.last_mut() {
-                Some(unit) if unit.rows.len() < unit_rows && rows[unit.rows.start].sequence == row.sequence => {
+                Some(unit) if row.position % unit_rows != 0 && rows[unit.rows.start].sequence == row.sequence => {
                     unit.rows.end = i + 1;
-                    unit.segments = segments;
                 }
                 _ => units.push(UnitRows { rows: i..i + 1, segments, partial: 0 }),
             }
@@ -138,13 +138,12 @@ impl Pass {
             partial += config.n_head_kv * unit.segments * unit.rows.len() * group;
         }
         // A few rows over a long cache make too few units to keep all workers busy.
-        let split =
-            workers > 1 && units.len() * config.n_head_kv < 4 * workers && units.iter().any(|unit| unit.segments > 1);
+        let split = workers > 1 && prompts.iter().all(Option::is_none) && units.len() * config.n_head_kv < 4 * workers && units.iter().any(|unit| unit.segments > 1);
         let width = config.head_dim.next_multiple_of(16);
         let partials = split.then(|| (Shared::zeroed(partial), Shared::zeroed(partial * width)));
         let logits = Shared::zeroed(wanted.len() * config.n_vocab);
         let stopped = AtomicBool::new(false);
-        Self { buffers, rows, sequences, wanted, angles, units, partials, logits, stopped, decoder }
+        Self { buffers, rows, sequences, prompts, wanted, angles, units, partials, logits, stopped, decoder }
     }
 
     /// The logits, `[wanted][n_vocab]`, and the buffers; `None` for the logits if the pass was stopped.
@@ -172,6 +171,9 @@ impl Pass {
             worker.barrier();
             self.attend(worker, index, &mut local);
             worker.barrier();
+            if self.stopped.load(Ordering::Relaxed) {
+                return;
+            }
             self.quantize_attended(worker);
             worker.barrier();
             self.add_product(worker, &layer.attn_output, &self.buffers.attended, &mut local);
@@ -338,6 +340,7 @@ struct Local {
     floats: Vec<f32>,
     halves: Vec<f16>,
     queries: Vec<f32>,
+    selection: Selection,
     total: Accumulator,
     work: Workspace,
 }

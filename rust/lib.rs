@@ -21,6 +21,7 @@ pub mod weights;
 pub mod matmul;
 pub mod cache;
 pub mod attention;
+pub mod pattern;
 pub mod forward;
 pub mod model;
 pub mod candle_cache;

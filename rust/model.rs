@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::forward::{Buffers, Decoder, Pass, Row};
 use crate::gguf::GgufFile;
 use crate::kernels::Kernels;
+use crate::pattern::Prompt;
 use crate::layout::check_tensors;
 use crate::threads;
 use crate::weights::Weights;
@@ -30,6 +31,8 @@ pub struct Input<'a> {
     pub tokens: &'a [u32],
     /// How many of the last positions need logits.
     pub logits: usize,
+    /// What the tokens attend to; `None` is everything.
+    pub prompt: Option<Prompt>,
 }
 
 impl CpuModel {
@@ -85,9 +88,11 @@ impl CpuModel {
         let mut rows = Vec::new();
         let mut wanted = Vec::new();
         let mut sequences = Vec::new();
+        let mut prompts = Vec::new();
         for (sequence, input) in inputs.iter_mut().enumerate() {
             input.cache.reserve(input.tokens.len());
             sequences.push(input.cache.pages().to_vec());
+            prompts.push(input.prompt.clone());
             for (i, &token) in input.tokens.iter().enumerate() {
                 rows.push(Row { token, sequence, position: input.cache.len() + i });
                 wanted.push(input.tokens.len() - i <= input.logits);
@@ -96,7 +101,7 @@ impl CpuModel {
         let mut logits = Vec::new();
         for (rows, wanted) in rows.chunks(MAX_ROWS).zip(wanted.chunks(MAX_ROWS)) {
             let wanted = (0..wanted.len()).filter(|&i| wanted[i]).collect();
-            let part = self.pass(rows.to_vec(), sequences.clone(), wanted, poll)?;
+            let part = self.pass(rows.to_vec(), sequences.clone(), prompts.clone(), wanted, poll)?;
             if logits.is_empty() {
                 logits = part;
             } else {
@@ -113,11 +118,12 @@ impl CpuModel {
         &self,
         rows: Vec<Row>,
         sequences: Vec<Vec<Arc<crate::cache::Page>>>,
+        prompts: Vec<Option<Prompt>>,
         wanted: Vec<usize>,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
         let buffers = self.buffers(rows.len());
-        let pass = Arc::new(Pass::new(self.decoder.clone(), buffers, rows, sequences, wanted, self.threads));
+        let pass = Arc::new(Pass::new(self.decoder.clone(), buffers, rows, sequences, prompts, wanted, self.threads));
         let program = pass.clone();
         threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);
         let pass = Arc::into_inner(pass).expect("workers drop the program before a run ends");

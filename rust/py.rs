@@ -1,14 +1,17 @@
 //! The Python module: every method converts its arguments, calls the engine without the GIL, and converts the result.
 
+mod attention;
 mod convert;
 
+use crate::cache::PAGE;
 use crate::gguf::GgufFile;
 use crate::saved;
 use crate::session::{self, Options};
 use crate::text_stream;
 use crate::tokenizer;
+use attention::{pattern, prompt, PyPattern};
 use convert::{metadata_dict, token_ids, ContextOverflow, Count, GgufError};
-use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArray2, PyArray3, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::path::PathBuf;
@@ -150,6 +153,14 @@ impl PyModel {
         PyTokenizer(self.tokenizer.clone())
     }
 
+    /// Fails unless this device can run what `attention=` asks for.
+    fn check_attention(&self, attention: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        match attention.map(pattern).transpose()?.flatten() {
+            Some(pattern) => Ok(self.model.engine().check_pattern(&pattern)?),
+            None => Ok(()),
+        }
+    }
+
     fn session(&self) -> PySession {
         PySession::from(session::Session::new(self.model.clone()))
     }
@@ -234,6 +245,59 @@ impl PySession {
         positions: Count,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         self.logits(py, tokens, Some(positions.0))
+    }
+
+    #[pyo3(signature = (
+        tokens, *, attention=None, positions=Count(1), progress=None, prompt_length=None, kept=None
+    ))]
+    #[allow(clippy::too_many_arguments)]
+    fn prefill<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        attention: Option<&Bound<'py, PyAny>>,
+        positions: Count,
+        progress: Option<Py<PyAny>>,
+        prompt_length: Option<Count>,
+        kept: Option<&Bound<'py, PyArray3<u32>>>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let tokens = token_ids(tokens)?;
+        let end = self.__len__(py) + tokens.len();
+        let prompt = prompt(attention, end, prompt_length, kept)?;
+        let mut failed = None;
+        let result = interruptible(py, |poll| {
+            let mut session = lock(&self.0);
+            let mut report = |done: usize| match &progress {
+                None => true,
+                Some(progress) => Python::attach(|py| {
+                    failed = progress.call1(py, (done, tokens.len())).err();
+                    failed.is_none()
+                }),
+            };
+            let logits = session.prefill(&tokens, positions.0, prompt.as_ref(), &mut report, poll)?;
+            Ok((logits, session.model().config().n_vocab))
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (logits, n_vocab) = result?;
+        if let (Some(kept), Some(counts)) = (kept, prompt.and_then(|prompt| prompt.counts)) {
+            kept.try_readwrite()?.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
+        }
+        PyArray1::from_vec(py, logits).reshape([positions.0, n_vocab])
+    }
+
+    fn kept_shape(&self, py: Python<'_>, length: Count) -> (usize, usize, usize) {
+        self.with(py, |session| {
+            let blocks = (session.tokens().len() + length.0).div_ceil(PAGE);
+            (session.model().config().n_layer, blocks, blocks)
+        })
+    }
+
+    #[getter]
+    fn sparse_spans(&self, py: Python<'_>) -> Vec<(usize, usize, String)> {
+        let span = |span: &session::Span| (span.positions.start, span.positions.end, span.pattern.to_string());
+        self.with(py, |session| session.spans().iter().map(span).collect())
     }
 
     fn truncate(&self, py: Python<'_>, length: Count) -> PyResult<()> {
@@ -343,5 +407,5 @@ impl PyTextStream {
 #[pymodule]
 mod _specrs {
     #[pymodule_export]
-    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer};
+    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PyPattern, PySession, PySnapshot, PyTextStream, PyTokenizer};
 }

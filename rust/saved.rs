@@ -1,10 +1,11 @@
 //! Session files: a cache and its ids on disk, versioned and checked against the model.
 //!
 //! Layout, little endian: magic, version `u32`, fingerprint of the model `u64`, device name (length `u64` and bytes),
-//! number of ids `u64`, ids `u32`, cache, and the XXH3 hash of all that.
+//! number of ids `u64`, ids `u32`, number of sparse spans `u64`, for each its first position and its end `u64` and its
+//! pattern (length `u64` and bytes), cache, and the XXH3 hash of all that.
 
 use crate::error::{Error, Result};
-use crate::session::{Model, Session};
+use crate::session::{Model, Session, Span};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"specrsKV";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Writes `session` to `path`, atomically: a reader sees the old file or the whole new one.
 ///
@@ -28,6 +29,13 @@ pub fn save(session: &Session, path: &Path) -> Result<()> {
     bytes.extend_from_slice(model.device().as_bytes());
     bytes.extend_from_slice(&(session.tokens().len() as u64).to_le_bytes());
     bytes.extend(session.tokens().iter().flat_map(|id| id.to_le_bytes()));
+    bytes.extend_from_slice(&(session.spans().len() as u64).to_le_bytes());
+    for Span { positions, pattern } in session.spans() {
+        for number in [positions.start, positions.end, pattern.len()] {
+            bytes.extend_from_slice(&(number as u64).to_le_bytes());
+        }
+        bytes.extend_from_slice(pattern.as_bytes());
+    }
     bytes.extend(session.cache().to_bytes()?);
     let hash = xxh3_64(&bytes);
     bytes.extend_from_slice(&hash.to_le_bytes());
@@ -94,8 +102,10 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
     if tokens.len() > model.n_ctx() {
         return Err(Error::ContextOverflow { needed: tokens.len(), n_ctx: model.n_ctx() });
     }
+    let count = reader.number().ok_or_else(damaged)?;
+    let spans = (0..count).map(|_| reader.span(tokens.len())).collect::<Option<Vec<_>>>().ok_or_else(damaged)?;
     let cache = model.engine().cache_from_bytes(tokens.len(), reader.rest).ok_or_else(damaged)?;
-    Ok(Session::from_parts(model, cache, tokens))
+    Ok(Session::from_parts(model, cache, tokens, spans))
 }
 
 /// Takes fields off the front; `None` when the bytes run out.
@@ -112,6 +122,14 @@ impl<'a> Reader<'a> {
 
     fn number(&mut self) -> Option<u64> {
         self.take().map(u64::from_le_bytes)
+    }
+
+    /// A span of a session of `len` positions.
+    fn span(&mut self, len: usize) -> Option<Span> {
+        let [start, end, name] = [self.number()?, self.number()?, self.number()?];
+        let pattern = std::str::from_utf8(self.bytes(name)?).ok()?.into();
+        let positions = usize::try_from(start).ok()?..usize::try_from(end).ok()?;
+        (positions.start < positions.end && positions.end <= len).then_some(Span { positions, pattern })
     }
 
     fn bytes(&mut self, len: u64) -> Option<&'a [u8]> {

@@ -4,9 +4,14 @@ use crate::config::Config;
 use crate::engine::{Cache, Engine};
 use crate::error::{Error, Result};
 use crate::gguf::GgufFile;
+use crate::pattern::Prompt;
 use crate::threads;
+use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
+
+/// Tokens of a prompt between two reports of progress.
+const PIECE: usize = 512;
 
 /// How to load a model.
 pub struct Options<'a> {
@@ -95,11 +100,22 @@ fn fingerprint(file: &GgufFile) -> u64 {
     hash.digest()
 }
 
+/// Positions whose keys and values come out of sparse attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The positions.
+    pub positions: Range<usize>,
+    /// How the pattern displays.
+    pub pattern: Arc<str>,
+}
+
 /// The mutable state of one sequence.
 pub struct Session {
     model: Arc<Model>,
     cache: Cache,
     tokens: Vec<u32>,
+    /// In order; all other positions are exact.
+    spans: Vec<Span>,
 }
 
 /// A frozen state of a session.
@@ -108,6 +124,7 @@ pub struct Snapshot {
     model: Arc<Model>,
     cache: Cache,
     tokens: Vec<u32>,
+    spans: Vec<Span>,
 }
 
 impl Snapshot {
@@ -126,11 +143,11 @@ impl Session {
     /// An empty session.
     pub fn new(model: Arc<Model>) -> Self {
         let cache = model.engine.new_cache();
-        Self { model, cache, tokens: Vec::new() }
+        Self { model, cache, tokens: Vec::new(), spans: Vec::new() }
     }
 
-    pub(crate) fn from_parts(model: Arc<Model>, cache: Cache, tokens: Vec<u32>) -> Self {
-        Self { model, cache, tokens }
+    pub(crate) fn from_parts(model: Arc<Model>, cache: Cache, tokens: Vec<u32>, spans: Vec<Span>) -> Self {
+        Self { model, cache, tokens, spans }
     }
 
     pub(crate) fn cache(&self) -> &Cache {
@@ -147,13 +164,62 @@ impl Session {
         &self.tokens
     }
 
-    /// Appends `tokens`; returns the logits after the last `logits` of them, `[logits][n_vocab]`.
+    /// Appends `tokens`, attending to everything; returns the logits after the last `logits` of them,
+    /// `[logits][n_vocab]`.
     ///
     /// # Errors
-    /// Before any work: [`Error::Argument`] if there are no tokens, `logits` is 0 or more than the tokens, or one
-    /// is outside the vocabulary; [`Error::ContextOverflow`] if they do not fit. [`Error::Interrupted`] if `poll` asked to stop.
-    /// The session is then as before.
+    /// Before any work: [`Error::Argument`] if there are no tokens, `logits` is 0 or more than the tokens, or one is
+    /// outside the vocabulary; [`Error::ContextOverflow`] if they do not fit. [`Error::Interrupted`] if `poll` asked to
+    /// stop. The session is then as before.
     pub fn forward(&mut self, tokens: &[u32], logits: usize, poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
+        self.check(tokens, logits)?;
+        let logits = self.model.engine.forward(&mut self.cache, tokens, logits, None, poll)?;
+        self.tokens.extend_from_slice(tokens);
+        Ok(logits)
+    }
+
+    /// As [`Session::forward`], for a whole prompt: in pieces, between which `progress` is told how many tokens are done
+    /// and says whether to go on; and attending to what the pattern of `prompt` keeps.
+    ///
+    /// # Errors
+    /// As of [`Session::forward`], [`Error::Interrupted`] also if `progress` wanted no more; [`Error::Argument`] if the
+    /// device cannot run the pattern.
+    pub fn prefill(
+        &mut self,
+        tokens: &[u32],
+        logits: usize,
+        prompt: Option<&Prompt>,
+        progress: &mut dyn FnMut(usize) -> bool,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<f32>> {
+        self.check(tokens, logits)?;
+        if let Some(prompt) = prompt {
+            self.model.engine.check_prompt(prompt)?;
+        }
+        let start = self.tokens.len();
+        let mut out = Vec::new();
+        for piece in tokens.chunks(PIECE) {
+            let left = start + tokens.len() - self.tokens.len() - piece.len();
+            let wanted = logits.saturating_sub(left).min(piece.len());
+            let engine = &self.model.engine;
+            let done = engine.forward(&mut self.cache, piece, wanted, prompt.cloned(), poll).and_then(|logits| {
+                out.extend(logits);
+                self.tokens.extend_from_slice(piece);
+                let go_on = progress(self.tokens.len() - start);
+                if go_on { Ok(()) } else { Err(Error::Interrupted) }
+            });
+            if let Err(error) = done {
+                self.truncate(start)?;
+                return Err(error);
+            }
+        }
+        if let Some(Prompt { pattern, .. }) = prompt {
+            self.add_span(start.max(pattern.dense_below())..self.tokens.len(), &pattern.to_string());
+        }
+        Ok(out)
+    }
+
+    fn check(&self, tokens: &[u32], logits: usize) -> Result<()> {
         let n_vocab = self.model.config().n_vocab;
         if tokens.is_empty() {
             return Err(Error::Argument("there are no tokens to process; at least one is needed".to_owned()));
@@ -174,9 +240,22 @@ impl Session {
         if needed > self.model.n_ctx {
             return Err(Error::ContextOverflow { needed, n_ctx: self.model.n_ctx });
         }
-        let logits = self.model.engine.forward(&mut self.cache, tokens, logits, poll)?;
-        self.tokens.extend_from_slice(tokens);
-        Ok(logits)
+        Ok(())
+    }
+
+    fn add_span(&mut self, positions: Range<usize>, pattern: &str) {
+        match self.spans.last_mut() {
+            _ if positions.is_empty() => (),
+            Some(last) if *last.pattern == *pattern && last.positions.end == positions.start => {
+                last.positions.end = positions.end;
+            }
+            _ => self.spans.push(Span { positions, pattern: pattern.into() }),
+        }
+    }
+
+    /// The positions that come out of sparse attention, in order; all others are exact.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
     }
 
     /// Forgets the ids from position `len` on.
@@ -192,18 +271,28 @@ impl Session {
         }
         self.tokens.truncate(len);
         self.cache.truncate(len);
+        self.spans.retain(|span| span.positions.start < len);
+        if let Some(last) = self.spans.last_mut() {
+            last.positions.end = last.positions.end.min(len);
+        }
         Ok(())
     }
 
     /// Forgets everything.
     pub fn reset(&mut self) {
         self.tokens.clear();
+        self.spans.clear();
         self.cache = self.model.engine.new_cache();
     }
 
     /// The present state, which later calls do not change.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot { model: self.model.clone(), cache: self.cache.clone(), tokens: self.tokens.clone() }
+        Snapshot {
+            model: self.model.clone(),
+            cache: self.cache.clone(),
+            tokens: self.tokens.clone(),
+            spans: self.spans.clone(),
+        }
     }
 
     /// Goes back to `snapshot`.
@@ -218,12 +307,13 @@ impl Session {
         }
         self.cache = snapshot.cache.clone();
         self.tokens.clone_from(&snapshot.tokens);
+        self.spans.clone_from(&snapshot.spans);
         Ok(())
     }
 
     /// A second session with the same contents.
     pub fn fork(&self) -> Self {
-        let Snapshot { model, cache, tokens } = self.snapshot();
-        Self { model, cache, tokens }
+        let Snapshot { model, cache, tokens, spans } = self.snapshot();
+        Self { model, cache, tokens, spans }
     }
 }

@@ -110,7 +110,7 @@ fn load(made: &Made) -> CandleModel {
 
 /// Appends `tokens` in one call; logits of the last `logits` of them.
 fn append(model: &CandleModel, cache: &mut CandleCache, tokens: &[u32], logits: usize) -> Vec<f32> {
-    model.forward(&mut [Input { cache, tokens, logits }], &mut || false).unwrap()
+    model.forward(&mut [Input { cache, tokens, logits, prompt: None }], &mut || false).unwrap()
 }
 
 /// Logits of all tokens in one call on an empty cache.
@@ -122,7 +122,7 @@ fn fresh(model: &CandleModel, tokens: &[u32]) -> Vec<f32> {
 fn cpu(file: &GgufFile, kernels: Kernels, tokens: &[u32], logits: usize) -> Vec<f32> {
     let model = CpuModel::load(file, kernels, 2).unwrap();
     let mut cache = KvCache::new(model.cache_shape());
-    model.forward(&mut [model::Input { cache: &mut cache, tokens, logits }], &mut || false).unwrap()
+    model.forward(&mut [model::Input { cache: &mut cache, tokens, logits, prompt: None }], &mut || false).unwrap()
 }
 
 #[test]
@@ -236,9 +236,9 @@ fn sequences_in_one_call_do_not_mix() {
     append(&model, &mut second, &tokens[10..20], 0);
     let found = model.forward(
         &mut [
-            Input { cache: &mut first, tokens: &tokens[..10], logits: 2 },
-            Input { cache: &mut empty, tokens: &[], logits: 1 },
-            Input { cache: &mut second, tokens: &tokens[20..], logits: 3 },
+            Input { cache: &mut first, tokens: &tokens[..10], logits: 2, prompt: None },
+            Input { cache: &mut empty, tokens: &[], logits: 1, prompt: None },
+            Input { cache: &mut second, tokens: &tokens[20..], logits: 3, prompt: None },
         ],
         &mut || false,
     );
@@ -303,13 +303,13 @@ fn a_failed_forward_changes_nothing() {
             asked > calls
         };
         let mut inputs = [
-            Input { cache: &mut cache, tokens: &tokens[20..], logits: 1 },
-            Input { cache: &mut other, tokens: &tokens[..10], logits: 1 },
+            Input { cache: &mut cache, tokens: &tokens[20..], logits: 1, prompt: None },
+            Input { cache: &mut other, tokens: &tokens[..10], logits: 1, prompt: None },
         ];
         assert!(matches!(model.forward(&mut inputs, &mut poll), Err(Error::Interrupted)));
         assert_eq!((cache.len(), other.len()), (20, 0));
     }
-    let mut inputs = [Input { cache: &mut cache, tokens: &[1, 96], logits: 1 }];
+    let mut inputs = [Input { cache: &mut cache, tokens: &[1, 96], logits: 1, prompt: None }];
     let error = model.forward(&mut inputs, &mut || false).unwrap_err();
     assert_eq!(error.to_string(), "token 96 is outside the vocabulary of 96 tokens");
     let found = append(&model, &mut cache, &tokens[20..30], 10);

@@ -130,6 +130,9 @@ class Model:
         self.tokenizer = Tokenizer(self)
         self.forwards = 0
 
+    def check_attention(self, attention: object) -> None:
+        """Run any pattern: the toy looks at a few tokens only."""
+
     def session(self) -> Session:
         return Session(self)
 
@@ -148,6 +151,10 @@ class Model:
         return logits
 
 
+class Pattern:
+    """Patterns are not for the toy."""
+
+
 class Snapshot:
     def __init__(self, model: Model, tokens: list[int]) -> None:
         self.model = model
@@ -162,6 +169,7 @@ class Session:
         self._model = model
         self._ids = list(tokens)
         self.rows: list[int] = []  # rows of each forward, for tests
+        self.sparse_spans: list[tuple[int, int, str]] = []
 
     @property
     def tokens(self) -> list[int]:

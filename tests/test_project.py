@@ -26,6 +26,8 @@ PYTHON_ORDER = [
     "drafters",
     "draft_model",
     "length",
+    "fidelity",
+    "attention",
     "generate",
     "stats",
     "text",

@@ -8,6 +8,7 @@
 
 from typing import TYPE_CHECKING
 
+from . import attention as attention
 from ._specrs import ContextOverflow as ContextOverflow
 from ._specrs import GgufError as GgufError
 from ._specrs import Session as Session

@@ -1,6 +1,6 @@
 """The Rust engine: model files, logits, sessions and tokenising."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, final
 
@@ -77,9 +77,28 @@ class Model:
     def cache_bytes_per_token(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    def check_attention(self, attention: object) -> None:
+        """Raise ValueError unless this device can run what `attention=` asks for."""
     def session(self) -> Session: ...
     def load_session(self, path: str | PathLike[str]) -> Session:
         """Read a session written by `Session.save`; ValueError if it is damaged or of another model."""
+
+@final
+class Pattern:
+    """The engine's form of an attention pattern; `specrs.attention` builds and checks them."""
+
+    @staticmethod
+    def auto() -> Pattern:
+        """What `attention="auto"` stands for."""
+    @staticmethod
+    def window(sink: int, window: int, log: bool) -> Pattern: ...
+    @staticmethod
+    def block_mean(alpha: float, sink: int, window: int, correct: bool) -> Pattern: ...
+    @staticmethod
+    def custom(mask: npt.NDArray[np.bool_]) -> Pattern: ...
+    def dense_below(self, positions: int) -> Pattern: ...
+    def dense_layers(self, first: int, last: int) -> Pattern: ...
+    def dense_tail(self, positions: int) -> Pattern: ...
 
 @final
 class Snapshot:
@@ -104,6 +123,35 @@ class Session:
         """Append `tokens`; logits [len(tokens), n_vocab] after each of them."""
     def forward_last(self, tokens: TokenIds, positions: int) -> npt.NDArray[np.float32]:
         """Append `tokens`; logits [positions, n_vocab] after the last `positions` of them."""
+    def prefill(
+        self,
+        tokens: TokenIds,
+        *,
+        attention: object = None,
+        positions: int = 1,
+        progress: Callable[[int, int], object] | None = None,
+        prompt_length: int | None = None,
+        kept: npt.NDArray[np.uint32] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Append the rest of a prompt; logits [positions, n_vocab] after the last ones.
+
+        Args:
+            tokens: The ids.
+            attention: What they look at: "dense" or None for everything, "auto", or a pattern of
+                `specrs.attention`; ValueError if this device cannot run it.
+            positions: How many of the last positions need logits.
+            progress: Called as `progress(done, total)` after every piece of the prompt; an
+                exception that it raises cancels the call and leaves the session as it was.
+            prompt_length: Positions of the session when the prompt is complete; None if it is after
+                this call.
+            kept: Zeros of `kept_shape(len(tokens))`; for each layer, block of queries and block of
+                keys the number of queries that looked at it is added. On device "cpu" only.
+        """
+    def kept_shape(self, length: int) -> tuple[int, int, int]:
+        """The shape of `kept` for `length` more tokens."""
+    @property
+    def sparse_spans(self) -> list[tuple[int, int, str]]:
+        """The positions that were attended to sparsely: start, end and pattern of each span."""
     def truncate(self, length: int) -> None:
         """Forget all ids from position `length` on; ValueError if the session is shorter."""
     def reset(self) -> None:

@@ -207,6 +207,42 @@ def demo(
         raise typer.Exit(1)
 
 
+@app.command("sparse-check")
+def sparse_check(
+    file: Annotated[Path, typer.Argument(help="A long text, the prompt.")],
+    model: Annotated[str, typer.Option(help="Name or path of a model.")] = "smollm2-135m",
+    attention: Annotated[
+        str, typer.Option(help="auto, or a pattern such as 'SinkWindow(window=512)'.")
+    ] = "auto",
+    heat_map: Annotated[Path | None, typer.Option(help="Draw the kept blocks: a PNG.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Greedy tokens to compare.")] = 32,
+    n_ctx: NCtx = None,
+    threads: Threads = None,
+) -> None:
+    """Compare sparse with exact prefill of a text: fidelity, density, speed, greedy tokens."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    pattern = specrs.attention.parse(attention)
+    llm = specrs.Llama(specrs.pull(model), **_given(n_ctx=n_ctx, threads=threads))
+    ids = llm.tokenize(file.read_text(encoding="utf-8"))
+    print(f"{file}: {len(ids):,} tokens; {llm.kernels}, {llm.threads} threads")
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("comparing")
+        report = specrs.attention.compare(
+            llm,
+            ids,
+            pattern,
+            new_tokens=max_tokens,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    print(report)
+    print(f"exact:  {llm.detokenize(report.dense_tokens)!r}")
+    print(f"sparse: {llm.detokenize(report.sparse_tokens)!r}")
+    if heat_map is not None:
+        report.save_heat_map(heat_map)
+
+
 def _show(out: Console, stream: specrs.Stream) -> tuple[list[int], specrs.Stats]:
     """Print a stream as it comes; return its ids and stats."""
     from rich.text import Text

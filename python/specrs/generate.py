@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Literal
 
 from ._specrs import ContextOverflow, Session
+from .attention import Attention, reusable
 from .drafters import Drafter, common_prefix
 from .length import LengthPolicy
 from .sampling import Sampling
@@ -86,6 +87,7 @@ def steps(
     drafter: Drafter | None,
     length: LengthPolicy,
     ends: Callable[[int], bool],
+    attention: Attention | None = None,
 ) -> Generator[Step]:
     """Generate after `prompt`, step by step.
 
@@ -103,6 +105,8 @@ def steps(
         drafter: Who proposes; None decodes plainly.
         length: How much to ask of the drafter.
         ends: Asked once about every new id, in order; True makes this id the last.
+        attention: What the prompt looks at, but for its last token, which like all that follows it
+            looks at everything; None is everything.
     """
     limit = len(prompt) + room(prompt, n_ctx, max_tokens)
     tokens = list(prompt)
@@ -110,14 +114,20 @@ def steps(
         return
     with _exclusive(session):
         # Even a prompt that is cached whole needs its last token again: for its logits.
-        session.truncate(min(common_prefix(session.tokens, tokens), len(tokens) - 1))
+        kept = min(common_prefix(session.tokens, tokens), len(tokens) - 1)
+        exact = reusable(session.sparse_spans, attention)
+        session.truncate(kept if exact is None else min(kept, exact))
         finish_reason: FinishReason | None = None
         while finish_reason is None:
             started = perf_counter()
             draft = _propose(drafter, length, tokens, limit - len(tokens) - 1, n_vocab)
             drafted = perf_counter()
             position, unseen = len(tokens), tokens[len(session) :]
+            evaluated = len(unseen) + len(draft)
             try:
+                if attention is not None and len(unseen) > 1:
+                    session.prefill(unseen[:-1], attention=attention)
+                    unseen = unseen[-1:]
                 logits = session.forward_last(unseen + draft, 1 + len(draft))
                 made = verify(sampling.picks(logits, tokens, draft), draft)
                 accepted = len(made) - 1
@@ -139,7 +149,7 @@ def steps(
                 drafter=type(drafter).__name__ if draft else None,
                 drafted=len(draft),
                 accepted=min(accepted, len(made)),
-                evaluated=len(unseen) + len(draft),
+                evaluated=evaluated,
                 draft_seconds=drafted - started,
                 verify_seconds=perf_counter() - drafted,
                 finish_reason=finish_reason,

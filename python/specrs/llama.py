@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ._specrs import Model, Session, Tokenizer
+from .attention import Attention
+from .attention import check as check_attention
 from .chat import ChatFormat, Message
 from .drafters import Drafter
 from .generate import FinishReason, Step, room, steps
@@ -38,7 +40,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     session: Session | None
-    attention: str
+    attention: Attention
     trace: bool
 
 
@@ -217,7 +219,7 @@ class Llama:
         ignore_eos: bool = False,
         logprobs: int | None = None,
         session: Session | None = None,
-        attention: str = "dense",
+        attention: Attention = "dense",
         trace: bool = False,
     ) -> Stream:
         """Generate after `prompt`, chunk by chunk. All arguments are checked before any work.
@@ -234,7 +236,9 @@ class Llama:
             logprobs: Not available in this version.
             session: Continue here: what it shares with the prompt is not evaluated again, and it
                 holds prompt and result afterwards, without the last token. None is a new one.
-            attention: "dense"; other patterns are not available in this version.
+            attention: What the prompt looks at: "dense" for everything, "auto" for the pattern
+                that pays on long prompts, or a pattern of `specrs.attention`. Generated tokens
+                always look at everything.
             trace: Keep the steps for `Completion.trace`.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
@@ -249,8 +253,8 @@ class Llama:
         sampling.check_supported()
         if logprobs is not None:
             raise NotImplementedError("logprobs are not supported yet; leave logprobs at None")
-        if attention != "dense":
-            raise NotImplementedError(f"attention={attention!r} is not supported yet; use 'dense'")
+        pattern = check_attention(attention)
+        self._model.check_attention(pattern)
         length = self._checked_drafting(drafter, draft_length)
         session = self._checked_session(session)
         end_ids = frozenset() if ignore_eos else frozenset(self.tokenizer.end_ids)
@@ -265,6 +269,7 @@ class Llama:
             drafter=drafter,
             length=length,
             ends=writer.ends,
+            attention=pattern,
         )
         return Stream(
             events,

@@ -3,16 +3,35 @@
 use super::{Decoder, Local, Pass, Row, UnitRows};
 use crate::attention::Unit;
 use crate::threads::Worker;
+use std::sync::atomic::Ordering;
 
 impl Pass {
     /// Attention of all rows; with `partials` the segments of a unit are spread over the workers and merged after.
-    pub(super) fn attend(&self, worker: &Worker<'_>, layer: usize, local: &mut Local) {
+    pub(super) fn attend(&self, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
         let heads = self.decoder.config.n_head_kv;
         let Some((states, sums)) = &self.partials else {
             for item in (worker.index..self.units.len() * heads).step_by(worker.count) {
+                // A unit over a long cache takes milliseconds, all of them many times what a user would wait.
+                if worker.poll() {
+                    self.stopped.store(true, Ordering::Relaxed);
+                }
+                if self.stopped.load(Ordering::Relaxed) {
+                    return;
+                }
                 let rows = &self.units[item / heads];
                 let unit = self.unit(layer, rows, item % heads, local);
-                unit.attend(&local.queries, &mut local.total, &mut local.work);
+                let prompt = self.prompts[self.rows[rows.rows.start].sequence].as_ref();
+                let Local { queries, selection, total, work, .. } = local;
+                let n_layer = self.decoder.config.n_layer;
+                let selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
+                let kept = selection.as_ref().map(|selection| selection.kept());
+                unit.attend(queries, kept, total, work);
+                if let Some(counts) = prompt.and_then(|prompt| prompt.counts.as_ref()) {
+                    counts.add(&unit, kept);
+                }
+                if let Some(selection) = selection {
+                    selection.correct(&unit, total);
+                }
                 self.put_attended(rows, item % heads, local);
             }
             return;
@@ -31,7 +50,7 @@ impl Pass {
                 }
                 let unit = self.unit(layer, rows, item / rows.segments, local);
                 let segment = item % rows.segments;
-                let (new_states, new_sums) = unit.attend_segment(segment, &local.queries, &mut local.work).parts();
+                let (new_states, new_sums) = unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
                 let span = span(rows, &unit, segment);
                 states.write(span.clone()).copy_from_slice(new_states);
                 sums.write(span.start * unit.width..span.end * unit.width).copy_from_slice(new_sums);

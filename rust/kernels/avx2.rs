@@ -300,7 +300,7 @@ fn store(to: &mut [f32; TILE], value: Pair) {
 
 /// As [`super::scalar::multiply_f16`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
+pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
     let depth = b.len() / columns;
     assert!(columns % TILE == 0 && b.len() == depth * columns);
     assert!(a.len() >= count * depth && c.len() >= count * columns);
@@ -308,10 +308,10 @@ pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut 
         for i in (0..count).step_by(BLOCK) {
             let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
             match count - i {
-                1 => multiply_block::<1>(depth, a, b, n, columns, c),
-                2 => multiply_block::<2>(depth, a, b, n, columns, c),
-                3 => multiply_block::<3>(depth, a, b, n, columns, c),
-                _ => multiply_block::<BLOCK>(depth, a, b, n, columns, c),
+                1 => multiply_block::<1>(depth, a, b, n, columns, c, add),
+                2 => multiply_block::<2>(depth, a, b, n, columns, c, add),
+                3 => multiply_block::<3>(depth, a, b, n, columns, c, add),
+                _ => multiply_block::<BLOCK>(depth, a, b, n, columns, c, add),
             }
         }
     }
@@ -319,9 +319,19 @@ pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut 
 
 /// `M` rows times 16 columns, from column `n` on.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply_block<const M: usize>(depth: usize, a: &[f32], b: &[f16], n: usize, columns: usize, c: &mut [f32]) {
+fn multiply_block<const M: usize>(
+    depth: usize,
+    a: &[f32],
+    b: &[f16],
+    n: usize,
+    columns: usize,
+    c: &mut [f32],
+    add: bool,
+) {
     let span = |m: usize| m * columns + n..m * columns + n + TILE;
-    let mut acc: [Pair; M] = std::array::from_fn(|m| load(c[span(m)].as_array().expect("16 floats")));
+    let zero = [_mm256_setzero_ps(); 2];
+    let mut acc: [Pair; M] =
+        std::array::from_fn(|m| if add { load(c[span(m)].as_array().expect("16 floats")) } else { zero });
     for k in 0..depth {
         let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
         for (m, acc) in acc.iter_mut().enumerate() {

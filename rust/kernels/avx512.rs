@@ -5,11 +5,15 @@
 //!   [`PANEL`] groups at a time are unpacked into L1 and every block of rows runs over them.
 //! - Activation bytes are broadcast from memory inside `vpdpbusd`, which costs a load port and no shuffle.
 
+mod attention;
+
 use super::layout::*;
 use super::vector::{self, SoftmaxState};
 use crate::blocks::GgmlType;
 use half::f16;
 use std::arch::x86_64::*;
+
+pub use attention::multiply_f16;
 
 /// Activation rows that share one pass over a tile's quants.
 const BLOCK: usize = 8;
@@ -322,75 +326,6 @@ fn load(from: &[f32; TILE]) -> __m512 {
 fn store(to: &mut [f32; TILE], value: __m512) {
     // SAFETY: 16 floats; the store is unaligned.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
-}
-
-/// As [`super::scalar::multiply_f16`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
-    let depth = b.len() / columns;
-    assert!(columns % TILE == 0 && b.len() == depth * columns);
-    assert!(a.len() >= count * depth && c.len() >= count * columns);
-    for n in (0..columns).step_by(4 * TILE) {
-        let width = (columns - n).min(4 * TILE) / TILE;
-        for i in (0..count).step_by(6) {
-            let rows = (count - i).min(6);
-            let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
-            macro_rules! run {
-                ($($m:literal)*) => {
-                    match (rows, width) {
-                        $(($m, 4) => multiply_block::<$m, 4>(depth, a, b, n, columns, c),)*
-                        $(($m, 3) => multiply_block::<$m, 3>(depth, a, b, n, columns, c),)*
-                        $(($m, 2) => multiply_block::<$m, 2>(depth, a, b, n, columns, c),)*
-                        $(($m, _) => multiply_block::<$m, 1>(depth, a, b, n, columns, c),)*
-                        _ => unreachable!("a block has 1 to 6 rows"),
-                    }
-                };
-            }
-            run!(1 2 3 4 5 6);
-        }
-    }
-}
-
-/// `M` rows times `W` registers of columns, from column `n` on.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply_block<const M: usize, const W: usize>(
-    depth: usize,
-    a: &[f32],
-    b: &[f16],
-    n: usize,
-    columns: usize,
-    c: &mut [f32],
-) {
-    assert!(a.len() >= M * depth && b.len() >= depth * columns && n + W * TILE <= columns);
-    assert!(c.len() >= M * columns);
-    let mut acc = [[_mm512_setzero_ps(); W]; M];
-    for (m, acc) in acc.iter_mut().enumerate() {
-        for (w, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: row m < M of `c`, columns n + 16 w .. + 16 <= columns; checked above.
-            *acc = unsafe { _mm512_loadu_ps(c.as_ptr().add(m * columns + n + w * TILE)) };
-        }
-    }
-    for k in 0..depth {
-        let mut row = [_mm512_setzero_ps(); W];
-        for (w, row) in row.iter_mut().enumerate() {
-            // SAFETY: row k < depth of `b`, 16 columns from n + 16 w; checked above.
-            let half = unsafe { _mm256_loadu_si256(b.as_ptr().add(k * columns + n + w * TILE).cast()) };
-            *row = _mm512_cvtph_ps(half);
-        }
-        for (m, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: row m < M of `a`, depth columns; checked above.
-            let x = _mm512_set1_ps(unsafe { *a.get_unchecked(m * depth + k) });
-            for (acc, row) in acc.iter_mut().zip(row) {
-                *acc = _mm512_fmadd_ps(x, row, *acc);
-            }
-        }
-    }
-    for (m, acc) in acc.iter().enumerate() {
-        for (w, acc) in acc.iter().enumerate() {
-            // SAFETY: as for the loads.
-            unsafe { _mm512_storeu_ps(c.as_mut_ptr().add(m * columns + n + w * TILE), *acc) };
-        }
-    }
 }
 
 /// As [`super::scalar::to_f16`].

@@ -24,13 +24,13 @@ use vector::SoftmaxState;
 pub struct Kernels {
     name: &'static str,
     dot: unsafe fn(&Tile<'_>, &Rows<'_>, &mut [[f32; TILE]]),
-    multiply_f16: unsafe fn(usize, &[f32], &[f16], usize, &mut [f32]),
+    multiply_f16: unsafe fn(usize, &[f32], &[f16], usize, &mut [f32], bool),
     to_f16: unsafe fn(&[f32], &mut [f16]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
     quantize: unsafe fn(&[f32], &mut [i8], &mut [GroupScale]),
-    softmax_block: unsafe fn(&mut [f32], usize, SoftmaxState) -> (SoftmaxState, f32),
+    softmax_rows: unsafe fn(&mut [f32], usize, usize, &mut [SoftmaxState], &mut [f32]),
     scale: unsafe fn(&mut [f32], f32),
     blend: unsafe fn(&mut [f32], f32, &[f32], f32),
 }
@@ -47,7 +47,7 @@ macro_rules! table {
             rope: $module::rope,
             swiglu: $module::swiglu,
             quantize: $module::quantize,
-            softmax_block: $module::softmax_block,
+            softmax_rows: $module::softmax_rows,
             scale: $module::scale,
             blend: $module::blend,
         }
@@ -136,7 +136,7 @@ impl Kernels {
         /// See [`scalar::dot`].
         dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
         /// See [`scalar::multiply_f16`].
-        multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]);
+        multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool);
         /// See [`scalar::to_f16`].
         to_f16(values: &[f32], out: &mut [f16]);
         /// See [`vector::rms_norm`].
@@ -147,8 +147,10 @@ impl Kernels {
         swiglu(gate: &mut [f32], up: &[f32]);
         /// See [`vector::quantize`].
         quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]);
-        /// See [`vector::softmax_block`].
-        softmax_block(scores: &mut [f32], valid: usize, state: SoftmaxState) -> (SoftmaxState, f32);
+        /// See [`vector::softmax_rows`].
+        softmax_rows(
+            scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]
+        );
         /// See [`vector::scale`].
         scale(x: &mut [f32], factor: f32);
         /// See [`vector::blend`].

@@ -120,15 +120,19 @@ pub fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
     })
 }
 
-/// `c[i][n] += sum over k of a[i][k] * b[k][n]`, each element in ascending `k`: one block of attention.
+/// `c[i][n] = sum over k of a[i][k] * b[k][n]`, each element in ascending `k`, on top of what is in `c` if `add`: one
+/// block of attention.
 ///
 /// `b` holds `depth` rows of `columns` f16 values, `columns` a multiple of 16; `a` and `c` have `count` rows,
 /// `depth` and `columns` wide.
-pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
+pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
     let depth = b.len() / columns;
     for i in 0..count {
         for n in 0..columns {
             let c = &mut c[i * columns + n];
+            if !add {
+                *c = 0.0;
+            }
             for k in 0..depth {
                 *c = a[i * depth + k].mul_add(b[k * columns + n].to_f32(), *c);
             }

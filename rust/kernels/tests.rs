@@ -299,34 +299,41 @@ fn rms_norm_and_rope_are_their_formulas() {
 #[test]
 fn attention_kernels_have_the_bits_of_the_specification() {
     let mut random = Random::new(8);
-    for (depth, columns) in [(64, 64), (16, 64), (64, 16), (80, 64), (64, 80), (128, 64), (64, 128), (48, 112)] {
-        for count in [1, 2, 3, 4, 5, 6, 7, 13, 48] {
+    for (depth, columns) in [(64, 64), (16, 64), (64, 16), (80, 64), (64, 80), (128, 64), (64, 128), (48, 112), (144, 32)] {
+        for count in [1, 2, 3, 4, 5, 6, 7, 12, 13, 48] {
             let a: Vec<f32> = (0..count * depth).map(|_| random.float()).collect();
             let b: Vec<f16> = (0..depth * columns).map(|_| f16::from_f32(random.float())).collect();
             let c: Vec<f32> = (0..count * columns).map(|_| random.float()).collect();
             let run = |k: &Kernels| {
-                let mut c = c.clone();
-                k.multiply_f16(count, &a, &b, columns, &mut c);
-                c.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                let (mut sum, mut product) = (c.clone(), c.clone());
+                k.multiply_f16(count, &a, &b, columns, &mut sum, true);
+                k.multiply_f16(count, &a, &b, columns, &mut product, false);
+                sum.iter().chain(&product).map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             for kernels in Kernels::available() {
                 assert_eq!(run(&kernels), run(&Kernels::scalar()), "{kernels:?} {count}x{depth}x{columns}");
             }
         }
     }
-    for valid in [1, 2, 15, 16, 17, 63, 64] {
-        let scores: Vec<f32> = (0..64).map(|_| random.float() * 10.0).collect();
-        for state in [SoftmaxState::EMPTY, SoftmaxState { max: 2.0, sum: 3.0 }] {
+    for valid in [1, 2, 15, 16, 17, 61, 63, 64] {
+        for (count, group) in [(1, 1), (3, 3), (7, 3), (20, 4), (33, 8)] {
+            let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 10.0).collect();
+            let states: Vec<_> = (0..count)
+                .map(|i| if i % 3 == 0 { SoftmaxState::EMPTY } else { SoftmaxState { max: i as f32 - 4.0, sum: 3.0 } })
+                .collect();
             let run = |k: &Kernels| {
-                let mut scores = scores.clone();
-                let (state, factor) = k.softmax_block(&mut scores, valid, state);
-                let all = scores.iter().chain([&state.max, &state.sum, &factor]);
-                all.map(|v| v.to_bits()).collect::<Vec<_>>()
+                let (mut scores, mut states, mut factors) = (scores.clone(), states.clone(), vec![f32::NAN; count]);
+                k.softmax_rows(&mut scores, valid, group, &mut states, &mut factors);
+                let states = states.iter().flat_map(|state| [state.max, state.sum]);
+                scores.iter().copied().chain(states).chain(factors).map(f32::to_bits).collect::<Vec<_>>()
             };
             for kernels in Kernels::available() {
                 let got = run(&kernels);
-                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid}");
-                assert!(got[valid..64].iter().all(|&bits| bits == 0));
+                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid} {count} {group}");
+                for row in 0..count {
+                    let (start, end) = (row * 64 + (valid + row / group).min(64), (row + 1) * 64);
+                    assert!(got[start..end].iter().all(|&bits| bits == 0));
+                }
             }
         }
     }

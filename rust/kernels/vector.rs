@@ -6,6 +6,8 @@
 use super::layout::{GroupScale, GROUP};
 
 const LANES: usize = 16;
+/// Scores in a row of a block of attention.
+const BLOCK: usize = 64;
 
 /// Sum of 16 lanes as a balanced tree.
 #[inline(always)]
@@ -135,30 +137,49 @@ impl SoftmaxState {
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// Turns one row of scores into weights `exp(score - max)`, zero from `valid >= 1` on.
+/// Turns rows of [`BLOCK`] scores into weights `exp(score - max)` and brings every row's state up to date.
 ///
-/// Returns the new state and the factor that brings what was accumulated before to the new maximum.
+/// Row `i` has `valid + i / group` scores, at least one; the weights of the others are zero. `factors[i]` brings what
+/// row `i` accumulated before to the new maximum.
 #[inline(always)]
-pub fn softmax_block(scores: &mut [f32], valid: usize, state: SoftmaxState) -> (SoftmaxState, f32) {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    scores[valid..].fill(f32::NEG_INFINITY);
-    for chunk in scores.chunks_exact(LANES) {
-        for (lane, &s) in lanes.iter_mut().zip(chunk) {
-            *lane = if s > *lane { s } else { *lane };
+pub fn softmax_rows(
+    scores: &mut [f32],
+    valid: usize,
+    group: usize,
+    states: &mut [SoftmaxState],
+    factors: &mut [f32],
+) {
+    let (rows, _) = scores.as_chunks_mut::<BLOCK>();
+    // Three passes, so that the chains of one row's maximum, factor and sum do not wait for each other.
+    for (i, row) in rows.iter_mut().enumerate() {
+        let valid = valid + i / group;
+        if valid < BLOCK {
+            row[valid..].fill(f32::NEG_INFINITY);
         }
-    }
-    let max = fold(lanes, |a, b| if b > a { b } else { a });
-    let max = if max > state.max { max } else { state.max };
-    let mut lanes = [0.0f32; LANES];
-    for chunk in scores.chunks_exact_mut(LANES) {
-        for (lane, s) in lanes.iter_mut().zip(chunk) {
-            *s = exp(*s - max);
-            *lane += *s;
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for chunk in row.as_chunks::<LANES>().0 {
+            for (lane, &s) in lanes.iter_mut().zip(chunk) {
+                *lane = if s > *lane { s } else { *lane };
+            }
         }
+        let max = fold(lanes, |a, b| if b > a { b } else { a });
+        let max = if max > states[i].max { max } else { states[i].max };
+        factors[i] = states[i].max - max;
+        states[i].max = max;
     }
-    let factor = exp(state.max - max);
-    let sum = state.sum.mul_add(factor, fold(lanes, |a, b| a + b));
-    (SoftmaxState { max, sum }, factor)
+    for factor in factors.iter_mut() {
+        *factor = exp(*factor);
+    }
+    for ((row, state), &factor) in rows.iter_mut().zip(states).zip(&*factors) {
+        let mut lanes = [0.0f32; LANES];
+        for chunk in row.as_chunks_mut::<LANES>().0 {
+            for (lane, s) in lanes.iter_mut().zip(chunk) {
+                *s = exp(*s - state.max);
+                *lane += *s;
+            }
+        }
+        state.sum = state.sum.mul_add(factor, fold(lanes, |a, b| a + b));
+    }
 }
 
 /// `x *= factor`.
@@ -208,10 +229,16 @@ macro_rules! instantiate {
         pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
             vector::quantize(values, quants, scales)
         }
-        /// As [`vector::softmax_block`].
+        /// As [`vector::softmax_rows`].
         #[target_feature(enable = $features)]
-        pub fn softmax_block(scores: &mut [f32], valid: usize, state: SoftmaxState) -> (SoftmaxState, f32) {
-            vector::softmax_block(scores, valid, state)
+        pub fn softmax_rows(
+            scores: &mut [f32],
+            valid: usize,
+            group: usize,
+            states: &mut [SoftmaxState],
+            factors: &mut [f32],
+        ) {
+            vector::softmax_rows(scores, valid, group, states, factors)
         }
         /// As [`vector::scale`].
         #[target_feature(enable = $features)]

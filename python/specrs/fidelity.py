@@ -1,0 +1,162 @@
+"""How far one set of logits is from another, by position, and the report that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """How far the sparse logits are from the exact ones at positions `start` to `stop` - 1.
+
+    Attributes:
+        kl_mean: Mean divergence KL(exact || sparse), in nats.
+        kl_max: Largest one.
+        top1: Share of positions with the same most likely token.
+        dense_loss: Mean negative log-likelihood of the next token of the prompt, exact.
+        sparse_loss: The same, sparse; the quotient of perplexities is exp of the difference.
+    """
+
+    start: int
+    stop: int
+    kl_mean: float
+    kl_max: float
+    top1: float
+    dense_loss: float
+    sparse_loss: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `specrs.attention.compare`.
+
+    Attributes:
+        attention: The pattern as it prints.
+        buckets: Fidelity by position; the first of them starts at 0.
+        kept: Share of queries that looked at a block, [layers, blocks, blocks], query block first.
+        dense_seconds: Time of the exact prefill.
+        sparse_seconds: Time of the sparse one.
+        dense_tokens: First greedy tokens after the exact prefill.
+        sparse_tokens: First greedy tokens after the sparse one.
+    """
+
+    attention: str
+    buckets: list[Bucket]
+    kept: npt.NDArray[np.float32]
+    dense_seconds: float
+    sparse_seconds: float
+    dense_tokens: list[int]
+    sparse_tokens: list[int]
+
+    @property
+    def density(self) -> list[float]:
+        """Share of all blocks up to the diagonal that was looked at, by layer."""
+        blocks = self.kept.shape[1]
+        return [float(layer.sum()) / (blocks * (blocks + 1) / 2) for layer in self.kept]
+
+    @property
+    def kl_mean(self) -> float:
+        """Mean divergence over all positions, in nats."""
+        return self._mean([bucket.kl_mean for bucket in self.buckets])
+
+    @property
+    def top1(self) -> float:
+        """Share of all positions with the same most likely token."""
+        return self._mean([bucket.top1 for bucket in self.buckets])
+
+    @property
+    def speedup(self) -> float:
+        """Time of the exact prefill over that of the sparse one."""
+        return self.dense_seconds / self.sparse_seconds
+
+    @property
+    def same_tokens(self) -> int:
+        """How many greedy tokens are the same before the first difference."""
+        pairs = zip(self.dense_tokens, self.sparse_tokens, strict=True)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), len(self.dense_tokens))
+
+    def save_heat_map(self, path: str | Path) -> None:
+        """Draw the kept blocks, mean of all layers, as an image; needs matplotlib."""
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "the heat map needs matplotlib; install it with `pip install matplotlib`"
+            ) from None
+        figure = Figure(figsize=(7, 6), layout="constrained")
+        axes = figure.add_subplot()
+        image = axes.imshow(self.kept.mean(0), vmin=0, vmax=1, cmap="viridis")
+        axes.set(xlabel="block of keys", ylabel="block of queries", title=self.attention)
+        figure.colorbar(image, label="share of queries that look")
+        figure.savefig(path, dpi=150)
+
+    def _mean(self, values: list[float]) -> float:
+        weights = [bucket.stop - bucket.start for bucket in self.buckets]
+        return float(np.average(values, weights=weights))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.attention}",
+            f"{'positions':>15} {'KL mean':>10} {'KL max':>9} {'top-1':>8} {'perplexity':>21}",
+        ]
+        for bucket in self.buckets:
+            dense, sparse = np.exp(bucket.dense_loss), np.exp(bucket.sparse_loss)
+            lines.append(
+                f"{bucket.start:>7}-{bucket.stop - 1:<7} {bucket.kl_mean:>10.6f} "
+                f"{bucket.kl_max:>9.4f} {bucket.top1:>8.2%} {dense:>10.4f} {sparse:>10.4f}"
+            )
+        layers = " ".join(f"{density:.0%}" for density in self.density)
+        lines += [
+            f"mean KL {self.kl_mean:.6f} nats, same top-1 {self.top1:.2%}",
+            f"density {np.mean(self.density):.1%}; by layer: {layers}",
+            f"prefill {self.dense_seconds:.2f} s exact, {self.sparse_seconds:.2f} s sparse: "
+            f"{self.speedup:.2f}x",
+            f"greedy tokens: the first {self.same_tokens} of {len(self.dense_tokens)} are the same",
+        ]
+        return "\n".join(lines)
+
+
+def differences(
+    exact: npt.NDArray[np.float32], got: npt.NDArray[np.float32], following: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Return KL, equal top-1, and both losses (nan without a following token), [rows, 4]."""
+    p, q = (_log_softmax(logits) for logits in (exact, got))
+    out = np.full((len(p), 4), np.nan)
+    out[:, 0] = (np.exp(p) * (p - q)).sum(-1)
+    out[:, 1] = p.argmax(-1) == q.argmax(-1)
+    rows = np.arange(len(following))
+    out[rows, 2], out[rows, 3] = -p[rows, following], -q[rows, following]
+    return out
+
+
+def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def buckets(rows: npt.NDArray[np.float64]) -> list[Bucket]:
+    """Sum up the `differences` of all positions by buckets from 0, 512, 1024, 2048 and so on."""
+    starts = [0]
+    while (following := max(512, 2 * starts[-1])) < len(rows):
+        starts.append(following)
+    return [_bucket(rows, start) for start in starts]
+
+
+def _bucket(rows: npt.NDArray[np.float64], start: int) -> Bucket:
+    stop = min(max(512, 2 * start), len(rows))
+    kl, same, dense, sparse = rows[start:stop].T
+    return Bucket(
+        start=start,
+        stop=stop,
+        kl_mean=float(kl.mean()),
+        kl_max=float(kl.max()),
+        top1=float(same.mean()),
+        dense_loss=float(np.nanmean(dense)) if stop - start > 1 else float("nan"),
+        sparse_loss=float(np.nanmean(sparse)) if stop - start > 1 else float("nan"),
+    )

@@ -1,0 +1,137 @@
+//! The products of attention: six rows by four registers of columns at a time.
+//!
+//! Performance notes:
+//! - Widening f16 to f32 competes with the multiply-adds for their ports, so with more than [`DIRECT`] rows a panel of
+//!   64 by 64 is widened once into L1 and every block of rows runs over it.
+
+use super::TILE;
+use half::f16;
+use std::arch::x86_64::*;
+
+/// Rows of a block: with four registers of columns their sums fill 24 of the 32 registers.
+const ROWS: usize = 6;
+/// Most rows that read f16 directly.
+const DIRECT: usize = 2 * ROWS;
+/// Rows of `b` that are widened together.
+const PANEL: usize = 64;
+
+/// As [`crate::kernels::scalar::multiply_f16`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
+    let depth = b.len() / columns;
+    assert!(columns % TILE == 0 && b.len() == depth * columns);
+    assert!(a.len() >= count * depth && c.len() >= count * columns);
+    for n in (0..columns).step_by(4 * TILE) {
+        match (columns - n) / TILE {
+            1 => multiply_columns::<1>(count, a, b, n, columns, c, add),
+            2 => multiply_columns::<2>(count, a, b, n, columns, c, add),
+            3 => multiply_columns::<3>(count, a, b, n, columns, c, add),
+            _ => multiply_columns::<4>(count, a, b, n, columns, c, add),
+        }
+    }
+}
+
+/// All rows times `W` registers of columns, from column `n` on.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn multiply_columns<const W: usize>(
+    count: usize,
+    a: &[f32],
+    b: &[f16],
+    n: usize,
+    columns: usize,
+    c: &mut [f32],
+    add: bool,
+) {
+    let depth = b.len() / columns;
+    let widened = |k: usize| {
+        let row = &b[k * columns + n..][..W * TILE];
+        let mut registers = [_mm512_setzero_ps(); W];
+        for (register, halves) in registers.iter_mut().zip(row.chunks_exact(TILE)) {
+            // SAFETY: 16 f16 values are 32 bytes; the load is unaligned.
+            *register = _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(halves.as_ptr().cast()) });
+        }
+        registers
+    };
+    if count <= DIRECT {
+        return multiply_rows(count, a, depth, 0..depth, widened, n, columns, c, add);
+    }
+    for first in (0..depth).step_by(PANEL) {
+        let rows = first..depth.min(first + PANEL);
+        let mut panel = [[_mm512_setzero_ps(); W]; PANEL];
+        for (row, k) in panel.iter_mut().zip(rows.clone()) {
+            *row = widened(k);
+        }
+        let panel = &panel;
+        multiply_rows(count, a, depth, rows, |k| panel[(k - first) % PANEL], n, columns, c, add || first > 0);
+    }
+}
+
+/// All rows times the rows `range` of `b`, which `b(k)` gives.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[inline]
+#[allow(clippy::too_many_arguments)]
+fn multiply_rows<const W: usize>(
+    count: usize,
+    a: &[f32],
+    depth: usize,
+    range: std::ops::Range<usize>,
+    b: impl Fn(usize) -> [__m512; W],
+    n: usize,
+    columns: usize,
+    c: &mut [f32],
+    add: bool,
+) {
+    for i in (0..count).step_by(ROWS) {
+        let (a, c, range) = (&a[i * depth..], &mut c[i * columns..], range.clone());
+        match count - i {
+            1 => multiply_block::<1, W>(a, depth, range, &b, n, columns, c, add),
+            2 => multiply_block::<2, W>(a, depth, range, &b, n, columns, c, add),
+            3 => multiply_block::<3, W>(a, depth, range, &b, n, columns, c, add),
+            4 => multiply_block::<4, W>(a, depth, range, &b, n, columns, c, add),
+            5 => multiply_block::<5, W>(a, depth, range, &b, n, columns, c, add),
+            _ => multiply_block::<ROWS, W>(a, depth, range, &b, n, columns, c, add),
+        }
+    }
+}
+
+/// `M` rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+#[inline]
+#[allow(clippy::too_many_arguments)]
+fn multiply_block<const M: usize, const W: usize>(
+    a: &[f32],
+    depth: usize,
+    range: std::ops::Range<usize>,
+    b: impl Fn(usize) -> [__m512; W],
+    n: usize,
+    columns: usize,
+    c: &mut [f32],
+    add: bool,
+) {
+    assert!(a.len() >= M * depth && range.end <= depth && n + W * TILE <= columns && c.len() >= M * columns);
+    let mut acc = [[_mm512_setzero_ps(); W]; M];
+    if add {
+        for (m, acc) in acc.iter_mut().enumerate() {
+            for (w, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: row m < M of `c`, columns n + 16 w .. + 16 <= columns; checked above.
+                *acc = unsafe { _mm512_loadu_ps(c.as_ptr().add(m * columns + n + w * TILE)) };
+            }
+        }
+    }
+    for k in range {
+        let row = b(k);
+        for (m, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: row m < M of `a`, k < depth; checked above.
+            let x = _mm512_set1_ps(unsafe { *a.get_unchecked(m * depth + k) });
+            for (acc, row) in acc.iter_mut().zip(row) {
+                *acc = _mm512_fmadd_ps(x, row, *acc);
+            }
+        }
+    }
+    for (m, acc) in acc.iter().enumerate() {
+        for (w, acc) in acc.iter().enumerate() {
+            // SAFETY: as for the loads.
+            unsafe { _mm512_storeu_ps(c.as_mut_ptr().add(m * columns + n + w * TILE), *acc) };
+        }
+    }
+}

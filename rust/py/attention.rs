@@ -1,0 +1,112 @@
+//! Attention patterns in Python: plain values that `specrs.attention` builds.
+
+use super::convert::Count;
+use crate::cache::PAGE;
+use crate::pattern::{Counts, Pattern, Prompt};
+use numpy::{PyArray3, PyReadonlyArray2, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// A pattern; `specrs.attention` checks what goes in.
+#[pyclass(frozen, module = "specrs._specrs", name = "Pattern")]
+pub struct PyPattern(pub Arc<Pattern>);
+
+impl PyPattern {
+    fn wrap(&self, wrap: impl FnOnce(Box<Pattern>) -> Pattern) -> Self {
+        Self(Arc::new(wrap(Box::new((*self.0).clone()))))
+    }
+}
+
+#[pymethods]
+impl PyPattern {
+    #[staticmethod]
+    fn auto() -> Self {
+        Self(Arc::new(Pattern::auto()))
+    }
+
+    #[staticmethod]
+    fn window(sink: Count, window: Count, log: bool) -> Self {
+        Self(Arc::new(Pattern::Window { sink: sink.0 / PAGE, window: window.0 / PAGE, log }))
+    }
+
+    #[staticmethod]
+    fn block_mean(alpha: f32, sink: Count, window: Count, correct: bool) -> Self {
+        let [sink, window] = [sink.0 / PAGE, window.0 / PAGE];
+        Self(Arc::new(Pattern::BlockMean { alpha, sink, window, correct }))
+    }
+
+    #[staticmethod]
+    fn custom(mask: PyReadonlyArray2<'_, bool>) -> PyResult<Self> {
+        let blocks = mask.shape()[0];
+        if mask.shape()[1] != blocks {
+            return Err(PyValueError::new_err(format!("a mask must be square, not {:?}", mask.shape())));
+        }
+        let kept = mask.as_array().iter().map(|&kept| u8::from(kept)).collect();
+        Ok(Self(Arc::new(Pattern::Mask { blocks, kept })))
+    }
+
+    fn dense_below(&self, positions: Count) -> Self {
+        self.wrap(|inner| Pattern::DenseBelow(positions.0, inner))
+    }
+
+    fn dense_layers(&self, first: Count, last: Count) -> Self {
+        self.wrap(|inner| Pattern::DenseLayers { first: first.0, last: last.0, inner })
+    }
+
+    fn dense_tail(&self, positions: Count) -> Self {
+        self.wrap(|inner| Pattern::DenseTail(positions.0, inner))
+    }
+
+    fn __repr__(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// What `attention=` asks for: `None` for "dense".
+pub fn pattern(attention: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Pattern>>> {
+    if let Ok(name) = attention.extract::<&str>() {
+        return match name {
+            "dense" => Ok(None),
+            "auto" => Ok(Some(Arc::new(Pattern::auto()))),
+            _ => Err(PyValueError::new_err(format!(
+                "attention=\"{name}\" is unknown; use \"dense\", \"auto\" or a pattern of specrs.attention"
+            ))),
+        };
+    }
+    let native = attention.getattr("native").and_then(|native| native.extract::<PyRef<'_, PyPattern>>().map_err(Into::into));
+    native.map(|native| Some(native.0.clone())).map_err(|_| {
+        let text = attention.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+        PyTypeError::new_err(format!(
+            "attention must be \"dense\", \"auto\" or a pattern such as specrs.attention.SinkWindow(), not {text}"
+        ))
+    })
+}
+
+/// The arguments of a prefill: `end` is where its tokens end, `kept` an array that counts are added to.
+pub fn prompt(
+    attention: Option<&Bound<'_, PyAny>>,
+    end: usize,
+    prompt_length: Option<Count>,
+    kept: Option<&Bound<'_, PyArray3<u32>>>,
+) -> PyResult<Option<Prompt>> {
+    let length = prompt_length.map_or(end, |length| length.0);
+    if length < end {
+        return Err(PyValueError::new_err(format!(
+            "prompt_length={length} is less than the {end} positions that are filled after this call"
+        )));
+    }
+    let Some(pattern) = attention.map(pattern).transpose()?.flatten() else {
+        return match kept {
+            Some(_) => Err(PyValueError::new_err("kept counts for a pattern; exact attention keeps everything")),
+            None => Ok(None),
+        };
+    };
+    let counts = kept.map(|kept| match *kept.shape() {
+        [n_layer, blocks, columns] if blocks == columns && blocks * PAGE >= end => {
+            Ok(Arc::new(Counts::new(n_layer, blocks)))
+        }
+        _ => Err(PyValueError::new_err(format!("kept has shape {:?}; make it with kept_shape()", kept.shape()))),
+    });
+    Ok(Some(Prompt { pattern, end: length, counts: counts.transpose()? }))
+}

@@ -1,0 +1,310 @@
+"""Sparse prefill: what is guaranteed to the last bit, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specrs
+from bits import assert_same_bits, cold, random_ids
+from specrs._specrs import Model
+from specrs.attention import (
+    Attention,
+    BlockMean,
+    Custom,
+    DenseBelow,
+    DenseLayers,
+    DenseTail,
+    SinkWindow,
+    SinkWindowLog,
+)
+
+N_CTX = 1024
+LENGTH = 601  # nine blocks and a part
+
+EVERY_OTHER = np.tri(8, dtype=bool)
+EVERY_OTHER[2:, 1::2] = False
+np.fill_diagonal(EVERY_OTHER, val=True)
+
+# With no DenseTail, which depends on where a prompt ends.
+PATTERNS = [
+    SinkWindow(sink=64, window=64),
+    SinkWindow(sink=0, window=128),
+    SinkWindowLog(sink=64, window=64),
+    Custom(EVERY_OTHER),
+    BlockMean(alpha=0.5, sink=64, window=64),
+    BlockMean(alpha=0.9, sink=0, window=64, correct=False),
+    DenseBelow(192, SinkWindow(window=64)),
+    DenseBelow(192, BlockMean(alpha=0.5, window=64)),
+    DenseLayers(1, 0, SinkWindow(window=64)),
+]
+STATIC = [pattern for pattern in PATTERNS if "BlockMean" not in repr(pattern)]
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Callable[..., Path], threads: int) -> Model:
+    return Model(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
+
+
+@pytest.fixture(scope="module")
+def tokens(model: Model) -> list[int]:
+    return random_ids(model, LENGTH)
+
+
+@pytest.fixture(params=PATTERNS, ids=repr)
+def pattern(request: pytest.FixtureRequest) -> Attention:
+    chosen: Attention = request.param
+    return chosen
+
+
+def sparse(model: Model, tokens: list[int], pattern: Attention) -> np.ndarray:
+    """Logits after each of `tokens`, prefilled in one call."""
+    return model.session().prefill(tokens, attention=pattern, positions=len(tokens))
+
+
+def test_a_pattern_changes_what_it_leaves_out(
+    model: Model, tokens: list[int], pattern: Attention
+) -> None:
+    dense, got = cold(model, tokens), sparse(model, tokens, pattern)
+    assert not np.array_equal(dense, got)
+    assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize(
+    "everything",
+    [
+        SinkWindow(window=640),
+        SinkWindow(sink=640, window=64),
+        Custom(np.tri(10, dtype=bool)),
+        Custom(np.ones((1, 1), dtype=bool)),
+        BlockMean(alpha=1e-30),
+        BlockMean(alpha=0.9, window=640),
+        DenseBelow(640, SinkWindow(window=64)),
+        DenseBelow(640, BlockMean(window=64)),
+        DenseLayers(2, 0, SinkWindow(window=64)),
+        DenseLayers(1, 1, SinkWindow(window=64)),
+        DenseTail(601, SinkWindow(window=64)),
+        "auto",
+        "dense",
+    ],
+    ids=repr,
+)
+def test_a_pattern_that_keeps_everything_is_exact(
+    model: Model, tokens: list[int], everything: Attention
+) -> None:
+    assert_same_bits(sparse(model, tokens, everything), cold(model, tokens))
+
+
+def test_dense_below_is_exact_up_to_there(model: Model, tokens: list[int]) -> None:
+    for inner in (SinkWindow(window=64), BlockMean(alpha=0.9, window=64)):
+        got = sparse(model, tokens, DenseBelow(320, inner))
+        assert_same_bits(got[:320], cold(model, tokens)[:320])
+        assert not np.array_equal(got, cold(model, tokens))
+
+
+@pytest.mark.parametrize("lengths", [1, 7, 24, 63, 64, 65, 127, 256, 600])
+def test_any_split_of_a_prompt_has_the_same_bits(
+    model: Model, tokens: list[int], pattern: Attention, lengths: int
+) -> None:
+    session, rows = model.session(), []
+    for start in range(0, LENGTH, lengths):
+        piece = tokens[start : start + lengths]
+        rows.append(session.prefill(piece, attention=pattern, positions=len(piece)))
+    assert_same_bits(np.concatenate(rows), sparse(model, tokens, pattern))
+    assert session.tokens == tokens
+
+
+def test_what_follows_changes_nothing(model: Model, tokens: list[int], pattern: Attention) -> None:
+    whole = sparse(model, tokens, pattern)
+    for length in (1, 64, 65, 200, 448, 600):
+        other = tokens[:length] + random_ids(model, LENGTH - length, seed=7)
+        assert_same_bits(sparse(model, other, pattern)[:length], whole[:length])
+
+
+@pytest.mark.usefixtures("two_cpus")
+def test_threads_change_nothing(
+    tiny: Callable[..., Path], model: Model, tokens: list[int], pattern: Attention
+) -> None:
+    other = Model(tiny(quant="Q4_0", n_ctx=N_CTX), threads=1 if model.threads > 1 else 2)
+    assert_same_bits(sparse(other, tokens, pattern), sparse(model, tokens, pattern))
+
+
+def test_a_dense_tail_is_exact_given_what_is_before_it(model: Model, tokens: list[int]) -> None:
+    window = SinkWindow(window=64)
+    session = model.session()
+    session.prefill(tokens[:512], attention=window)
+    expected = session.forward_all_positions(tokens[512:])
+    got = sparse(model, tokens, DenseTail(60, window))  # begins at 541, in the block from 512 on
+    assert_same_bits(got[512:], expected)
+    assert_same_bits(got[:512], sparse(model, tokens, window)[:512])
+
+
+def test_decoding_is_dense_and_speculation_changes_nothing(
+    tiny: Callable[..., Path], threads: int, tokens: list[int], pattern: Attention
+) -> None:
+    llm = specrs.Llama(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
+    options = {"max_tokens": 100, "ignore_eos": True, "attention": pattern}
+    plain = llm.generate(tokens, **options)
+    session = llm.session()
+    session.prefill(tokens[:-1], attention=pattern)
+    expected, logits = [], session.forward(tokens[-1:])
+    for _ in range(100):
+        expected.append(int(logits.argmax()))
+        logits = session.forward(expected[-1:])
+    assert plain.tokens == expected
+    drafted = llm.generate(tokens, drafter=specrs.PromptLookup(), **options)
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.num_draft_tokens > 0
+
+
+def test_a_fork_and_a_file_keep_the_pattern(
+    model: Model, tokens: list[int], pattern: Attention, tmp_path: Path
+) -> None:
+    session = model.session()
+    session.prefill(tokens[:400], attention=pattern)
+    session.save(tmp_path / "a.session")
+    expected = session.sparse_spans
+    assert [name for _, _, name in expected] == [repr(pattern)]
+    assert expected[0][1] == 400
+    whole = sparse(model, tokens, pattern)
+    for other in (session.fork(), model.load_session(tmp_path / "a.session")):
+        assert other.sparse_spans == expected
+        rest = other.prefill(tokens[400:], attention=pattern, positions=LENGTH - 400)
+        assert_same_bits(rest, whole[400:])
+        assert len(other.sparse_spans) == 1
+    session.truncate(10)
+    assert all(end <= 10 for _, end, _ in session.sparse_spans)
+
+
+def test_cached_positions_are_never_less_exact_than_asked_for(
+    tiny: Callable[..., Path], threads: int, tokens: list[int]
+) -> None:
+    llm = specrs.Llama(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
+    window = SinkWindow(window=64)
+    session = llm.session()
+    for attention in (window, "dense", BlockMean(alpha=0.9, window=64), window):
+        got = llm.generate(tokens, max_tokens=8, session=session, attention=attention)
+        fresh = llm.generate(tokens, max_tokens=8, attention=attention)
+        if attention == window and session.sparse_spans:
+            assert got.tokens == fresh.tokens
+        assert {name for _, _, name in session.sparse_spans} <= {repr(attention)}
+    again = llm.generate(tokens, max_tokens=8, session=session, attention=window)
+    assert again.tokens == got.tokens
+
+
+def test_progress_is_reported_and_can_cancel(model: Model) -> None:
+    tokens = random_ids(model, 1000)
+    session = model.session()
+    session.forward(tokens[:10])
+    before = session.snapshot()
+    seen: list[tuple[int, int]] = []
+    session.prefill(tokens[10:], progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 1
+    assert seen[-1] == (990, 990)
+    assert seen == sorted(seen)
+    assert_same_bits(session.forward([3]), cold(model, [*tokens, 3])[-1])
+
+    def cancel(done: int, total: int) -> None:
+        raise RuntimeError("enough")
+
+    session.restore(before)
+    with pytest.raises(RuntimeError, match="enough"):
+        session.prefill(tokens[10:], progress=cancel)
+    assert session.tokens == tokens[:10]
+    assert_same_bits(session.forward(tokens[10:20]), cold(model, tokens[:20])[-1])
+
+
+@pytest.mark.parametrize("pattern", STATIC, ids=repr)
+def test_the_candle_engine_masks_the_same_positions(
+    tiny: Callable[..., Path], tokens: list[int], pattern: Attention
+) -> None:
+    """Both engines differ by their own rounding only: far less than the pattern changes."""
+    path = tiny(quant="F32", n_ctx=N_CTX)
+    candle, cpu = Model(path, device="candle-cpu"), Model(path)
+    got = sparse(candle, tokens, pattern)
+    own_error = np.abs(cold(candle, tokens) - cold(cpu, tokens)).max()
+    error = np.abs(got - sparse(cpu, tokens, pattern)).max()
+    assert error <= 4 * own_error
+    assert error < np.abs(got - cold(candle, tokens)).max() / 4
+
+
+def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path]) -> None:
+    llm = specrs.Llama(tiny(quant="F32", n_ctx=N_CTX), device="candle-cpu")
+    for attention in ("auto", BlockMean(), DenseBelow(64, BlockMean())):
+        with pytest.raises(ValueError, match=r"BlockMean.*cpu"):
+            llm.generate([1, 2, 3], attention=attention)
+        with pytest.raises(ValueError, match=r"BlockMean.*cpu"):
+            llm.session().prefill([1, 2, 3], attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SinkWindow(window=0), "window must be between 64"),
+        (lambda: SinkWindow(window=-64), "window must be between 64"),
+        (lambda: SinkWindow(window=1 << 40), "window must be between 64"),
+        (lambda: SinkWindow(sink=-1), "sink must be between 0"),
+        (lambda: SinkWindow(window=100), "use 64 or 128"),
+        (lambda: SinkWindowLog(sink=1), "use 0 or 64"),
+        (lambda: BlockMean(alpha=0), "alpha"),
+        (lambda: BlockMean(alpha=1.5), "alpha"),
+        (lambda: BlockMean(alpha=float("nan")), "alpha"),
+        (lambda: DenseBelow(-64, SinkWindow()), "positions must be between 0"),
+        (lambda: DenseBelow(100, SinkWindow()), "use 64 or 128"),
+        (lambda: DenseLayers(-1, 0, SinkWindow()), "first must be between 0"),
+        (lambda: DenseTail(-1, SinkWindow()), "positions must be between 0"),
+        (lambda: Custom(np.ones((2, 3), dtype=bool)), r"square.*\(2, 3\)"),
+        (lambda: Custom(np.ones(4, dtype=bool)), "square"),
+        (lambda: Custom(np.zeros((0, 0), dtype=bool)), "square"),
+        (lambda: Custom(np.array([[1, 0], [1, 0]], dtype=bool)), "hides block 1 from itself"),
+    ],
+)
+def test_bad_values_are_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: SinkWindow(window=64.0),  # type: ignore[arg-type]
+        lambda: SinkWindow(sink="a"),  # type: ignore[arg-type]
+        lambda: BlockMean(correct=1),  # type: ignore[arg-type]
+        lambda: DenseBelow(64, "dense"),  # type: ignore[arg-type]
+        lambda: DenseTail(64, SinkWindow),  # type: ignore[arg-type]
+        lambda: Custom(np.ones((2, 2))),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_types_are_refused(build: Callable[[], object]) -> None:
+    with pytest.raises(TypeError):
+        build()
+
+
+def test_attention_must_be_a_pattern(tiny: Callable[..., Path]) -> None:
+    llm = specrs.Llama(tiny(quant="F32"))
+    with pytest.raises(ValueError, match="'sparse' is unknown"):
+        llm.generate([1, 2], attention="sparse")
+    with pytest.raises(ValueError, match='"sparse" is unknown'):
+        llm.session().prefill([1, 2], attention="sparse")
+    for wrong in (None, 3, SinkWindow):
+        with pytest.raises(TypeError, match="SinkWindow"):
+            llm.generate([1, 2], attention=wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="SinkWindow"):
+        llm.session().prefill([1, 2], attention=3)
+    with pytest.raises(ValueError, match="no tokens"):
+        llm.session().prefill([], attention=SinkWindow())
+    with pytest.raises(specrs.ContextOverflow):
+        llm.session().prefill([1] * 5000, attention=SinkWindow())
+
+
+def test_patterns_print_as_they_are_made() -> None:
+    pattern = DenseBelow(128, DenseLayers(2, 1, DenseTail(9, SinkWindowLog(sink=128, window=256))))
+    assert eval(repr(pattern)) == pattern
+    assert hash(eval(repr(pattern))) == hash(pattern)
+    for simple in (SinkWindow(), BlockMean(), BlockMean(alpha=0.1, correct=False)):
+        assert eval(repr(simple)) == simple
+    assert Custom(np.tri(3, dtype=bool)) == Custom(np.tri(3, dtype=bool))
+    assert Custom(np.tri(3, dtype=bool)) != Custom(np.ones((3, 3), dtype=bool))

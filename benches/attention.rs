@@ -1,10 +1,10 @@
 //! Exact attention of one core over caches of several lengths, in floating-point operations a second.
 
-use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
-use half::f16;
 use _specrs::attention::{Accumulator, Unit, Workspace};
 use _specrs::cache::{CacheShape, KvCache, PAGE};
 use _specrs::kernels::Kernels;
+use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
+use half::f16;
 use std::time::Duration;
 
 /// Numbers in -1..1 that are the same in every run (xorshift64).

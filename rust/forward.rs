@@ -138,7 +138,10 @@ impl Pass {
             partial += config.n_head_kv * unit.segments * unit.rows.len() * group;
         }
         // A few rows over a long cache make too few units to keep all workers busy.
-        let split = workers > 1 && prompts.iter().all(Option::is_none) && units.len() * config.n_head_kv < 4 * workers && units.iter().any(|unit| unit.segments > 1);
+        let split = workers > 1
+            && prompts.iter().all(Option::is_none)
+            && units.len() * config.n_head_kv < 4 * workers
+            && units.iter().any(|unit| unit.segments > 1);
         let width = config.head_dim.next_multiple_of(16);
         let partials = split.then(|| (Shared::zeroed(partial), Shared::zeroed(partial * width)));
         let logits = Shared::zeroed(wanted.len() * config.n_vocab);

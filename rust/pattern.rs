@@ -113,19 +113,17 @@ pub struct Selection {
 }
 
 impl Prompt {
-    /// What rules block `own` of queries in `layer` of `n_layer`: no pattern that wraps another; `None` is exact attention.
+    /// What rules block `own` of queries in `layer` of `n_layer`, never a pattern that wraps another; `None` is exact.
     pub fn rule(&self, n_layer: usize, layer: usize, own: usize) -> Option<&Pattern> {
         let mut pattern = &*self.pattern;
         loop {
             pattern = match pattern {
                 Pattern::DenseBelow(positions, _) if own < positions.div_ceil(PAGE) => return None,
                 Pattern::DenseTail(positions, _) if own >= self.end.saturating_sub(*positions) / PAGE => return None,
-                Pattern::DenseLayers { first, last, .. } if layer < *first || layer + last >= n_layer => {
-                    return None
+                Pattern::DenseLayers { first, last, .. } if layer < *first || layer + last >= n_layer => return None,
+                Pattern::DenseBelow(_, inner) | Pattern::DenseTail(_, inner) | Pattern::DenseLayers { inner, .. } => {
+                    inner
                 }
-                Pattern::DenseBelow(_, inner)
-                | Pattern::DenseTail(_, inner)
-                | Pattern::DenseLayers { inner, .. } => inner,
                 Pattern::Window { .. } | Pattern::BlockMean { .. } | Pattern::Mask { .. } => return Some(pattern),
             }
         }
@@ -180,9 +178,8 @@ impl Selection {
     /// Keeps the blocks that are `always` kept and those that score at most `-margin` below the best.
     fn keep_above(&mut self, unit: &Unit<'_>, margin: f32, always: impl Fn(usize) -> bool) {
         let (own, count) = (unit.own_block(), unit.queries());
-        let score = |scores: &[f32], block: usize, query: usize| {
-            scores[(block / PAGE * count + query) * PAGE + block % PAGE]
-        };
+        let score =
+            |scores: &[f32], block: usize, query: usize| scores[(block / PAGE * count + query) * PAGE + block % PAGE];
         self.weights.clear();
         self.weights.resize(count, f32::NEG_INFINITY);
         for block in 0..own {

@@ -262,8 +262,9 @@ impl PySession {
         kept: Option<&Bound<'py, PyArray3<u32>>>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let tokens = token_ids(tokens)?;
-        let end = self.__len__(py) + tokens.len();
-        let prompt = prompt(attention, end, prompt_length, kept)?;
+        let state = |session: &mut session::Session| (session.tokens().len(), session.model().config().n_layer);
+        let (len, n_layer) = self.with(py, state);
+        let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
         let mut failed = None;
         let result = interruptible(py, |poll| {
             let mut session = lock(&self.0);
@@ -407,5 +408,7 @@ impl PyTextStream {
 #[pymodule]
 mod _specrs {
     #[pymodule_export]
-    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PyPattern, PySession, PySnapshot, PyTextStream, PyTokenizer};
+    use super::{
+        ContextOverflow, GgufError, PyGgufFile, PyModel, PyPattern, PySession, PySnapshot, PyTextStream, PyTokenizer,
+    };
 }

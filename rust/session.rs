@@ -206,7 +206,11 @@ impl Session {
                 out.extend(logits);
                 self.tokens.extend_from_slice(piece);
                 let go_on = progress(self.tokens.len() - start);
-                if go_on { Ok(()) } else { Err(Error::Interrupted) }
+                if go_on {
+                    Ok(())
+                } else {
+                    Err(Error::Interrupted)
+                }
             });
             if let Err(error) = done {
                 self.truncate(start)?;

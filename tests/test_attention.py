@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,7 +147,7 @@ def test_decoding_is_dense_and_speculation_changes_nothing(
     tiny: Callable[..., Path], threads: int, tokens: list[int], pattern: Attention
 ) -> None:
     llm = specrs.Llama(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
-    options = {"max_tokens": 100, "ignore_eos": True, "attention": pattern}
+    options: Any = {"max_tokens": 100, "ignore_eos": True, "attention": pattern}
     plain = llm.generate(tokens, **options)
     session = llm.session()
     session.prefill(tokens[:-1], attention=pattern)

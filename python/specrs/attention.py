@@ -251,7 +251,9 @@ def parse(text: str) -> Attention:
 
 def name(attention: Attention | None) -> str | None:
     """Return the name under which a session remembers a pattern; None for exact attention."""
-    return repr(_Native.auto()) if attention == "auto" else attention and repr(attention)
+    if attention is None:
+        return None
+    return repr(_Native.auto() if attention == "auto" else attention)
 
 
 def reusable(spans: Iterable[tuple[int, int, str]], attention: Attention | None) -> int | None:
@@ -267,7 +269,8 @@ class _Llama(Protocol):
     """What `compare` needs of a `Llama`."""
 
     def session(self) -> Session: ...
-    def generate(self, prompt: Sequence[int], **options: Any) -> Any: ...
+    @property
+    def generate(self) -> Callable[..., Any]: ...
 
 
 def compare(
@@ -304,10 +307,11 @@ def compare(
         options = {"max_tokens": new_tokens, "ignore_eos": True}
         session = llm.session()
         start = perf_counter()
-        offset = i * length
-        session.prefill(
-            tokens, attention=chosen, progress=lambda done, _, at=offset: report(at + done)
-        )
+
+        def advance(done: int, _: int, offset: int = i * length) -> None:
+            report(offset + done)
+
+        session.prefill(tokens, attention=chosen, progress=advance)
         seconds.append(perf_counter() - start)
         # The last token of a prompt looks at everything; the rest is not evaluated again.
         out = llm.generate(tokens, session=session, attention=chosen or "dense", **options)

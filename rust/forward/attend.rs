@@ -50,7 +50,8 @@ impl Pass {
                 }
                 let unit = self.unit(layer, rows, item / rows.segments, local);
                 let segment = item % rows.segments;
-                let (new_states, new_sums) = unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
+                let (new_states, new_sums) =
+                    unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
                 let span = span(rows, &unit, segment);
                 states.write(span.clone()).copy_from_slice(new_states);
                 sums.write(span.start * unit.width..span.end * unit.width).copy_from_slice(new_sums);

@@ -299,7 +299,9 @@ fn rms_norm_and_rope_are_their_formulas() {
 #[test]
 fn attention_kernels_have_the_bits_of_the_specification() {
     let mut random = Random::new(8);
-    for (depth, columns) in [(64, 64), (16, 64), (64, 16), (80, 64), (64, 80), (128, 64), (64, 128), (48, 112), (144, 32)] {
+    for (depth, columns) in
+        [(64, 64), (16, 64), (64, 16), (80, 64), (64, 80), (128, 64), (64, 128), (48, 112), (144, 32)]
+    {
         for count in [1, 2, 3, 4, 5, 6, 7, 12, 13, 48] {
             let a: Vec<f32> = (0..count * depth).map(|_| random.float()).collect();
             let b: Vec<f16> = (0..depth * columns).map(|_| f16::from_f32(random.float())).collect();

@@ -142,13 +142,7 @@ impl SoftmaxState {
 /// Row `i` has `valid + i / group` scores, at least one; the weights of the others are zero. `factors[i]` brings what
 /// row `i` accumulated before to the new maximum.
 #[inline(always)]
-pub fn softmax_rows(
-    scores: &mut [f32],
-    valid: usize,
-    group: usize,
-    states: &mut [SoftmaxState],
-    factors: &mut [f32],
-) {
+pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]) {
     let (rows, _) = scores.as_chunks_mut::<BLOCK>();
     // Three passes, so that the chains of one row's maximum, factor and sum do not wait for each other.
     for (i, row) in rows.iter_mut().enumerate() {

@@ -74,7 +74,8 @@ pub fn pattern(attention: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Pattern>>> {
             ))),
         };
     }
-    let native = attention.getattr("native").and_then(|native| native.extract::<PyRef<'_, PyPattern>>().map_err(Into::into));
+    let native =
+        attention.getattr("native").and_then(|native| native.extract::<PyRef<'_, PyPattern>>().map_err(Into::into));
     native.map(|native| Some(native.0.clone())).map_err(|_| {
         let text = attention.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
         PyTypeError::new_err(format!(
@@ -83,10 +84,11 @@ pub fn pattern(attention: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Pattern>>> {
     })
 }
 
-/// The arguments of a prefill: `end` is where its tokens end, `kept` an array that counts are added to.
+/// The arguments of a prefill: `end` is where its tokens end, `kept` an array for the counts of `n_layer` layers.
 pub fn prompt(
     attention: Option<&Bound<'_, PyAny>>,
     end: usize,
+    n_layer: usize,
     prompt_length: Option<Count>,
     kept: Option<&Bound<'_, PyArray3<u32>>>,
 ) -> PyResult<Option<Prompt>> {
@@ -103,7 +105,7 @@ pub fn prompt(
         };
     };
     let counts = kept.map(|kept| match *kept.shape() {
-        [n_layer, blocks, columns] if blocks == columns && blocks * PAGE >= end => {
+        [layers, blocks, columns] if layers == n_layer && blocks == columns && blocks * PAGE >= end => {
             Ok(Arc::new(Counts::new(n_layer, blocks)))
         }
         _ => Err(PyValueError::new_err(format!("kept has shape {:?}; make it with kept_shape()", kept.shape()))),

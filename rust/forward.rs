@@ -46,8 +46,10 @@ pub struct Buffers {
     normed: Activations,
     /// Attention output.
     attended: Activations,
-    /// Activated feed-forward values.
+    /// Activated feed-forward values, first the gate.
     hidden: Activations,
+    /// The feed-forward layer's other input projection.
+    up: Shared<f32>,
 }
 
 impl Buffers {
@@ -60,6 +62,7 @@ impl Buffers {
             normed: Activations::new(rows, config.n_embd),
             attended: Activations::new(rows, config.n_head * config.head_dim),
             hidden: Activations::new(rows, config.n_ff),
+            up: Shared::zeroed(rows * config.n_ff),
         }
     }
 }
@@ -221,7 +224,7 @@ impl Pass {
             let tiles = own(share.start)..own(share.end);
             self.multiply(matrix, tiles, &self.buffers.normed, self.rows.len(), local, |row, columns, values| {
                 let at = row * width + first_column;
-                self.buffers.qkv.write(at + columns.start..at + columns.end).copy_from_slice(values);
+                put(values, self.buffers.qkv.write(at + columns.start..at + columns.end));
             });
             first_tile += matrix.tiles();
             first_column += matrix.rows;
@@ -273,18 +276,22 @@ impl Pass {
 
     /// The gated half of the feed-forward layer; a worker quantises the columns it computed.
     fn activate(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
-        let kernels = &self.decoder.kernels;
-        let (hidden, rows) = (&self.buffers.hidden, self.rows.len());
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        let Buffers { normed, hidden, up, .. } = &self.buffers;
+        let rows = self.rows.len();
         let tiles = worker.share(layer.ffn_gate.tiles(), GROUP / TILE);
-        self.multiply(&layer.ffn_gate, tiles.clone(), &self.buffers.normed, rows, local, |row, columns, gate| {
-            hidden.values(row, columns).copy_from_slice(gate);
+        self.multiply(&layer.ffn_gate, tiles.clone(), normed, rows, local, |row, columns, values| {
+            put(values, hidden.values(row, columns));
         });
-        self.multiply(&layer.ffn_up, tiles.clone(), &self.buffers.normed, rows, local, |row, columns, up| {
-            kernels.swiglu(hidden.values(row, columns), up);
+        self.multiply(&layer.ffn_up, tiles.clone(), normed, rows, local, |row, columns, values| {
+            let at = row * config.n_ff;
+            put(values, up.write(at + columns.start..at + columns.end));
         });
-        let groups = tiles.start * TILE / GROUP..(tiles.end * TILE).div_ceil(GROUP);
+        let columns = tiles.start * TILE..config.n_ff.min(tiles.end * TILE);
         for row in 0..rows {
-            hidden.quantize(kernels, row, groups.clone());
+            let at = row * config.n_ff;
+            kernels.swiglu(hidden.values(row, columns.clone()), up.read(at + columns.start..at + columns.end));
+            hidden.quantize(kernels, row, columns.start / GROUP..columns.end.div_ceil(GROUP));
         }
     }
 
@@ -294,7 +301,10 @@ impl Pass {
         self.multiply(matrix, tiles, input, self.rows.len(), local, |row, columns, values| {
             let at = self.residual(row).start;
             let x = self.buffers.x.write(at + columns.start..at + columns.end);
-            x.iter_mut().zip(values).for_each(|(x, value)| *x += value);
+            match <&mut [f32; TILE]>::try_from(&mut *x) {
+                Ok(x) => x.iter_mut().zip(values).for_each(|(x, value)| *x += value),
+                Err(_) => x.iter_mut().zip(values).for_each(|(x, value)| *x += value),
+            }
         });
     }
 
@@ -304,11 +314,12 @@ impl Pass {
         let tiles = worker.share(matrix.tiles(), 1);
         self.multiply(matrix, tiles, &self.buffers.normed, self.wanted.len(), local, |row, columns, values| {
             let at = row * n_vocab;
-            self.logits.write(at + columns.start..at + columns.end).copy_from_slice(values);
+            put(values, self.logits.write(at + columns.start..at + columns.end));
         });
     }
 
-    /// Multiplies some tiles with the first `rows` rows of `input`: `sink(row, columns, values)`.
+    /// Multiplies some tiles with the first `rows` rows of `input`: `sink(row, columns, values)`; the last tile may have
+    /// fewer columns than values.
     fn multiply(
         &self,
         matrix: &Matrix,
@@ -316,7 +327,7 @@ impl Pass {
         input: &Activations,
         rows: usize,
         local: &mut Local,
-        mut sink: impl FnMut(usize, Range<usize>, &[f32]),
+        mut sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
     ) {
         if rows == 0 {
             return;
@@ -325,9 +336,17 @@ impl Pass {
         for_each_tile(&self.decoder.kernels, matrix, tiles, input, &mut local.tile, |first, tile, results| {
             let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
             for (i, values) in results.iter().enumerate() {
-                sink(first + i, columns.clone(), &values[..columns.len()]);
+                sink(first + i, columns.clone(), values);
             }
         });
+    }
+}
+
+/// Stores the results of a tile; whole ones, nearly all, as one fixed-size copy instead of a call.
+fn put(values: &[f32; TILE], to: &mut [f32]) {
+    match <&mut [f32; TILE]>::try_from(&mut *to) {
+        Ok(to) => *to = *values,
+        Err(_) => to.copy_from_slice(&values[..to.len()]),
     }
 }
 

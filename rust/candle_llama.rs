@@ -2,6 +2,10 @@
 //!
 //! The interface is that of the CPU engine ([`crate::model`]); one code path serves all devices. Sequences run one
 //! after the other. Weights stay quantised as in the file, all else is f32.
+//!
+//! Unlike on the CPU engine, a row depends in its last bits on how many rows are in the call: candle chooses kernels by
+//! shape, and with quantised weights such a difference can grow to the size of the rounding of activations. Greedy text
+//! can therefore differ where two tokens are nearly as likely.
 
 use candle_core::quantized::QMatMul;
 use candle_core::{Device, Module, Tensor, D};

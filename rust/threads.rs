@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a helper without work spins before it parks.
-const IDLE_SPIN: Duration = Duration::from_micros(400);
+const IDLE_SPIN: Duration = Duration::from_millis(2);
 /// Rounds that a barrier spins before it starts to yield the core to other processes.
 const BARRIER_SPIN: usize = 4000;
 
@@ -114,7 +114,8 @@ impl Barrier {
             assert!(!self.broken.load(Ordering::Relaxed), "another worker of this run panicked");
             self.round.load(Ordering::Acquire) != round
         });
-        if !stalled.is_zero() {
+        // Waiting at the first barrier is for a parked helper to wake up.
+        if !stalled.is_zero() && round > 0 {
             self.stalled.fetch_add(stalled.as_nanos() as u64, Ordering::Relaxed);
         }
     }
@@ -148,7 +149,15 @@ struct Helper {
 struct Mailbox {
     /// Whether `job` is filled; what the helper spins on.
     full: AtomicBool,
-    job: Mutex<Option<(Arc<Team>, usize, Arc<AtomicUsize>)>>,
+    job: Mutex<Option<Job>>,
+}
+
+/// One worker's part in a run.
+struct Job {
+    team: Arc<Team>,
+    index: usize,
+    /// Helpers of the run that are not done.
+    running: Arc<AtomicUsize>,
 }
 
 /// The cores of the process and their helpers.
@@ -184,7 +193,7 @@ pub fn run<'a>(threads: usize, program: Program, poll: &'a mut Poll<'a>) {
     let team = Arc::new(Team { program, barrier: Barrier::new(claimed.len()) });
     let running = Arc::new(AtomicUsize::new(claimed.len() - 1));
     for (index, &core) in claimed.iter().enumerate().skip(1) {
-        cores.send(core, (team.clone(), index, running.clone()));
+        cores.send(core, Job { team: team.clone(), index, running: running.clone() });
     }
     let start = Instant::now();
     let result = {
@@ -271,7 +280,7 @@ impl Cores {
     }
 
     /// Hands a job to the helper of core `core`, which is started if need be.
-    fn send(&self, core: usize, job: (Arc<Team>, usize, Arc<AtomicUsize>)) {
+    fn send(&self, core: usize, job: Job) {
         let mut helper = lock(&self.helpers[core]);
         let helper = helper.get_or_insert_with(|| {
             let (mailbox, cpu) = (Arc::new(Mailbox::default()), self.cpus[core]);
@@ -296,7 +305,7 @@ impl Mailbox {
         loop {
             if self.full.swap(false, Ordering::AcqRel) {
                 let job = lock(&self.job).take();
-                if let Some((team, index, running)) = job {
+                if let Some(Job { team, index, running }) = job {
                     // The caller learns of a panic from the broken barrier.
                     let _ = team.work(index, None);
                     // Dropped first: when the run is over, nothing but the caller holds the program.

@@ -148,7 +148,7 @@ fn pack_tile<L: Layout>(dtype: GgmlType, source: &[&[u8]], groups: usize, quants
             pack_group(L::BITS, &lanes, out);
         }
     }
-    debug_assert!(groups_per_block == 1 || groups % SUPER == 0);
+    debug_assert!(groups_per_block == 1 || groups.is_multiple_of(SUPER));
 }
 
 /// One tile of a float matrix: columns side by side, absent rows and columns zero.

@@ -185,7 +185,7 @@ fn times_i8s(scale: Pair, from: &mut &[u8]) -> Pair {
 #[inline]
 fn read_scales<L: Layout>(from: &mut &[u8], g: usize, block: &mut Group, group: &mut Group) {
     let target = if L::SUPER_SCALES { &mut *block } else { &mut *group };
-    if !L::SUPER_SCALES || g % SUPER == 0 {
+    if !L::SUPER_SCALES || g.is_multiple_of(SUPER) {
         target.scale[0] = f16s(from);
         if L::MINIMA {
             target.minimum[0] = f16s(from);
@@ -302,7 +302,7 @@ fn store(to: &mut [f32; TILE], value: Pair) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
     let depth = b.len() / columns;
-    assert!(columns % TILE == 0 && b.len() == depth * columns);
+    assert!(columns.is_multiple_of(TILE) && b.len() == depth * columns);
     assert!(a.len() >= count * depth && c.len() >= count * columns);
     for n in (0..columns).step_by(TILE) {
         for i in (0..count).step_by(BLOCK) {

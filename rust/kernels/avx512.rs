@@ -247,7 +247,7 @@ impl<'a, L: Layout> ScaleReader<'a, L> {
             }
             return out;
         }
-        if g % SUPER == 0 {
+        if g.is_multiple_of(SUPER) {
             self.block.scale[0] = self.f16s();
             if L::MINIMA {
                 self.block.minimum[0] = self.f16s();
@@ -351,7 +351,7 @@ fn store(to: &mut [f32; TILE], value: __m512) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32]) {
     let depth = b.len() / columns;
-    assert!(columns % TILE == 0 && b.len() == depth * columns);
+    assert!(columns.is_multiple_of(TILE) && b.len() == depth * columns);
     assert!(a.len() >= count * depth && c.len() >= count * columns);
     for n in (0..columns).step_by(4 * TILE) {
         let width = (columns - n).min(4 * TILE) / TILE;

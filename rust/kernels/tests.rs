@@ -105,7 +105,7 @@ impl RowBytes {
         let values: Vec<f32> = (0..count * groups * GROUP)
             .map(|i| match fill {
                 Fill::Random => random.float() * 3.0,
-                _ if i / GROUP % 2 == 0 => 1.0,
+                _ if (i / GROUP).is_multiple_of(2) => 1.0,
                 _ => -1.0,
             })
             .collect();

@@ -123,7 +123,9 @@ impl Pass {
         let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
 
         let group = config.n_head / config.n_head_kv;
-        let unit_rows = (UNIT_QUERIES / group).max(1);
+        // Small enough that every worker gets several units, or the slowest decides.
+        let even = (rows.len() * config.n_head_kv).div_ceil(4 * workers);
+        let unit_rows = even.clamp(1, (UNIT_QUERIES / group).max(1));
         let mut units: Vec<UnitRows> = Vec::new();
         let mut partial = 0;
         for (i, row) in rows.iter().enumerate() {

@@ -1,21 +1,21 @@
 //! AVX-512 with VNNI: a tile's 16 rows are the lanes of one register, four columns a `vpdpbusd`.
 //!
-//! Performance notes:
-//! - Up to [`BLOCK`] activation rows share one pass over the quants in registers. More rows share the unpacking too:
-//!   [`PANEL`] groups at a time are unpacked into L1 and every block of rows runs over them.
+//! Performance notes (multiply-adds a second of one core, data in cache):
+//! - [`BLOCK`] = 8 activation rows share one pass over the quants in registers: 200 to 225 billion for 4-bit and 8-bit
+//!   types. Blocks of 12 and 16 were slower (185 to 200), since accumulators are spilled.
+//! - Unpacking a tile to memory once for all blocks was no faster at 256 rows (199), and slower at 16, where its stores
+//!   and the wait for memory add up: one block of rows takes as long as the memory needs, so the first pass hides it.
 //! - Activation bytes are broadcast from memory inside `vpdpbusd`, which costs a load port and no shuffle.
+//! - Prefetching [`AHEAD`] makes decode 20 % faster: hardware prefetching stops at every 4 KiB page.
 
 use super::layout::*;
 use super::vector::{self, SoftmaxState};
 use crate::blocks::GgmlType;
 use half::f16;
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
 
 /// Activation rows that share one pass over a tile's quants.
 const BLOCK: usize = 8;
-/// Groups that are unpacked together for more rows than that.
-const PANEL: usize = 24;
 
 /// How far ahead quants are prefetched, in bytes; the tiles that a worker reads lie one after the other.
 const AHEAD: usize = 4096;
@@ -58,14 +58,13 @@ pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    if out.len() > BLOCK {
-        dot_panels::<L>(tile, rows, out);
-    } else {
-        with_rows!(out.len(), dot_block::<L, _>(tile, rows, out));
+    for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+        let rows = rows.slice(BLOCK * i, out.len());
+        with_rows!(out.len(), dot_block::<L, _>(tile, &rows, out));
     }
 }
 
-/// Few rows: quants go from memory to registers to products.
+/// Quants go from memory to registers to products with `M` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     let mut acc = [_mm512_setzero_ps(); M];
@@ -88,44 +87,6 @@ fn prefetch<L: Layout>(tile: &Tile<'_>, g: usize) {
     for line in 0..L::BITS {
         let at = tile.quants.as_ptr().wrapping_add(g * 64 * L::BITS + 64 * line + AHEAD);
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-}
-
-/// Many rows: a panel of groups is unpacked once and used by every block of rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_panels<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    // Left uninitialised: clearing 18 KiB for each tile cost as much as six rows of a narrow matrix.
-    let mut panel = [const { MaybeUninit::<Group>::uninit() }; PANEL];
-    let mut scales = ScaleReader::<L>::new(tile.scales);
-    out.fill([0.0; TILE]);
-    // Panels of equal size: a short last one would cost as much overhead as a full one.
-    let size = tile.groups.div_ceil(tile.groups.div_ceil(PANEL));
-    for first in (0..tile.groups).step_by(size) {
-        let count = size.min(tile.groups - first);
-        for (i, group) in panel[..count].iter_mut().enumerate() {
-            let g = first + i;
-            prefetch::<L>(tile, g);
-            let weights = scales.next(g);
-            let quants = unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
-            group.write(Group { quants, weights });
-        }
-        // SAFETY: the loop wrote the first `count` groups.
-        let groups = unsafe { std::slice::from_raw_parts(panel.as_ptr().cast::<Group>(), count) };
-        for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-            let rows = rows.slice(BLOCK * i, out.len());
-            with_rows!(out.len(), dot_panel::<L, _>(groups, &rows, first, out));
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_panel<L: Layout, const M: usize>(panel: &[Group], rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
-    let mut acc: [__m512; M] = std::array::from_fn(|m| load(&out[m]));
-    for (i, Group { quants, weights }) in panel.iter().enumerate() {
-        accumulate::<L, M>(quants, weights, rows, first + i, &mut acc);
-    }
-    for (out, acc) in out.iter_mut().zip(acc) {
-        store(out, acc);
     }
 }
 
@@ -181,12 +142,6 @@ fn offset<L: Layout>(negative_sum: i32) -> __m512i {
         Some(bits) => _mm512_sll_epi32(_mm512_set1_epi32(negative_sum), _mm_cvtsi32_si128(bits as i32)),
         None => _mm512_setzero_si512(),
     }
-}
-
-/// An unpacked group of a tile.
-struct Group {
-    quants: [__m512i; 8],
-    weights: GroupWeights,
 }
 
 /// Scales and minima of a group's sub-groups.

@@ -42,8 +42,10 @@ pub struct Buffers {
     x: Shared<f32>,
     /// Queries, keys and values.
     qkv: Shared<f32>,
-    /// Normed input of the products.
+    /// Normed input of the layers' products.
     normed: Activations,
+    /// Normed input of the output product, two rows for each wanted one.
+    output: Activations,
     /// Attention output.
     attended: Activations,
     /// Activated feed-forward values, first the gate.
@@ -60,6 +62,7 @@ impl Buffers {
             x: Shared::zeroed(rows * config.n_embd),
             qkv: Shared::zeroed(rows * (config.n_head + 2 * config.n_head_kv) * config.head_dim),
             normed: Activations::new(rows, config.n_embd),
+            output: Activations::new(2 * rows, config.n_embd),
             attended: Activations::new(rows, config.n_head * config.head_dim),
             hidden: Activations::new(rows, config.n_ff),
             up: Shared::zeroed(rows * config.n_ff),
@@ -166,7 +169,7 @@ impl Pass {
             if worker.poll() {
                 self.stopped.store(true, Ordering::Relaxed);
             }
-            self.norm(worker, 0..self.rows.len(), &layer.attn_norm, |row| row);
+            self.norm(worker, &layer.attn_norm);
             worker.barrier();
             if self.stopped.load(Ordering::Relaxed) {
                 return;
@@ -181,14 +184,14 @@ impl Pass {
             worker.barrier();
             self.add_product(worker, &layer.attn_output, &self.buffers.attended, &mut local);
             worker.barrier();
-            self.norm(worker, 0..self.rows.len(), &layer.ffn_norm, |row| row);
+            self.norm(worker, &layer.ffn_norm);
             worker.barrier();
             self.activate(worker, layer, &mut local);
             worker.barrier();
             self.add_product(worker, &layer.ffn_down, &self.buffers.hidden, &mut local);
             worker.barrier();
         }
-        self.norm(worker, 0..self.wanted.len(), &self.decoder.weights.output_norm, |i| self.wanted[i]);
+        self.output_norm(worker);
         worker.barrier();
         self.output(worker, &mut local);
     }
@@ -205,14 +208,38 @@ impl Pass {
         }
     }
 
-    /// Norms the residual of row `source(i)` into row `i` of the products' input.
-    fn norm(&self, worker: &Worker<'_>, rows: Range<usize>, gain: &[f32], source: impl Fn(usize) -> usize) {
+    fn norm(&self, worker: &Worker<'_>, gain: &[f32]) {
         let Decoder { config, kernels, .. } = &*self.decoder;
         let normed = &self.buffers.normed;
-        for row in worker.share(rows.len(), 1) {
-            let x = self.buffers.x.read(self.residual(source(row)));
+        for row in worker.share(self.rows.len(), 1) {
+            let x = self.buffers.x.read(self.residual(row));
             kernels.rms_norm(x, gain, config.rms_eps, normed.values(row, 0..config.n_embd));
             normed.quantize(kernels, row, 0..normed.groups());
+        }
+    }
+
+    /// Rows that each wanted row takes in the output product.
+    ///
+    /// Rounding activations to int8 matters most right before the logits: a second row with what the first one lost
+    /// takes a third off the divergence from exact arithmetic (0.0035 to 0.0023 nats on SmolLM2 Q4_1).
+    fn output_rows(&self) -> usize {
+        match self.decoder.weights.output.dtype.is_float() {
+            true => 1,
+            false => 2,
+        }
+    }
+
+    fn output_norm(&self, worker: &Worker<'_>) {
+        let Decoder { config, kernels, weights } = &*self.decoder;
+        let output = &self.buffers.output;
+        for i in worker.share(self.wanted.len(), 1) {
+            let x = self.buffers.x.read(self.residual(self.wanted[i]));
+            let row = i * self.output_rows();
+            kernels.rms_norm(x, &weights.output_norm, config.rms_eps, output.values(row, 0..config.n_embd));
+            output.quantize(kernels, row, 0..output.groups());
+            if self.output_rows() == 2 {
+                output.quantize_rest(kernels, row, row + 1);
+            }
         }
     }
 
@@ -302,11 +329,7 @@ impl Pass {
         let tiles = worker.share(matrix.tiles(), 1);
         self.multiply(matrix, tiles, input, self.rows.len(), local, |row, columns, values| {
             let at = self.residual(row).start;
-            let x = self.buffers.x.write(at + columns.start..at + columns.end);
-            match <&mut [f32; TILE]>::try_from(&mut *x) {
-                Ok(x) => x.iter_mut().zip(values).for_each(|(x, value)| *x += value),
-                Err(_) => x.iter_mut().zip(values).for_each(|(x, value)| *x += value),
-            }
+            add(values, self.buffers.x.write(at + columns.start..at + columns.end));
         });
     }
 
@@ -314,9 +337,14 @@ impl Pass {
         let n_vocab = self.decoder.config.n_vocab;
         let matrix = &self.decoder.weights.output;
         let tiles = worker.share(matrix.tiles(), 1);
-        self.multiply(matrix, tiles, &self.buffers.normed, self.wanted.len(), local, |row, columns, values| {
-            let at = row * n_vocab;
-            put(values, self.logits.write(at + columns.start..at + columns.end));
+        let parts = self.output_rows();
+        self.multiply(matrix, tiles, &self.buffers.output, parts * self.wanted.len(), local, |row, columns, values| {
+            let at = row / parts * n_vocab;
+            let logits = self.logits.write(at + columns.start..at + columns.end);
+            match row % parts {
+                0 => put(values, logits),
+                _ => add(values, logits),
+            }
         });
     }
 
@@ -349,6 +377,14 @@ fn put(values: &[f32; TILE], to: &mut [f32]) {
     match <&mut [f32; TILE]>::try_from(&mut *to) {
         Ok(to) => *to = *values,
         Err(_) => to.copy_from_slice(&values[..to.len()]),
+    }
+}
+
+/// Adds the results of a tile, likewise.
+fn add(values: &[f32; TILE], to: &mut [f32]) {
+    match <&mut [f32; TILE]>::try_from(&mut *to) {
+        Ok(to) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
+        Err(_) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
     }
 }
 

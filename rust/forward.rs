@@ -5,6 +5,7 @@
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
 mod attend;
+mod output;
 
 use crate::attention::{Accumulator, Unit, Workspace};
 use crate::cache::Page;
@@ -218,31 +219,6 @@ impl Pass {
         }
     }
 
-    /// Rows that each wanted row takes in the output product.
-    ///
-    /// Rounding activations to int8 matters most right before the logits: a second row with what the first one lost
-    /// takes a third off the divergence from exact arithmetic (0.0035 to 0.0023 nats on SmolLM2 Q4_1).
-    fn output_rows(&self) -> usize {
-        match self.decoder.weights.output.dtype.is_float() {
-            true => 1,
-            false => 2,
-        }
-    }
-
-    fn output_norm(&self, worker: &Worker<'_>) {
-        let Decoder { config, kernels, weights } = &*self.decoder;
-        let output = &self.buffers.output;
-        for i in worker.share(self.wanted.len(), 1) {
-            let x = self.buffers.x.read(self.residual(self.wanted[i]));
-            let row = i * self.output_rows();
-            kernels.rms_norm(x, &weights.output_norm, config.rms_eps, output.values(row, 0..config.n_embd));
-            output.quantize(kernels, row, 0..output.groups());
-            if self.output_rows() == 2 {
-                output.quantize_rest(kernels, row, row + 1);
-            }
-        }
-    }
-
     /// Queries, keys and values.
     fn project(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
         let width: usize = layer.qkv.iter().map(|m| m.rows).sum();
@@ -330,21 +306,6 @@ impl Pass {
         self.multiply(matrix, tiles, input, self.rows.len(), local, |row, columns, values| {
             let at = self.residual(row).start;
             add(values, self.buffers.x.write(at + columns.start..at + columns.end));
-        });
-    }
-
-    fn output(&self, worker: &Worker<'_>, local: &mut Local) {
-        let n_vocab = self.decoder.config.n_vocab;
-        let matrix = &self.decoder.weights.output;
-        let tiles = worker.share(matrix.tiles(), 1);
-        let parts = self.output_rows();
-        self.multiply(matrix, tiles, &self.buffers.output, parts * self.wanted.len(), local, |row, columns, values| {
-            let at = row / parts * n_vocab;
-            let logits = self.logits.write(at + columns.start..at + columns.end);
-            match row % parts {
-                0 => put(values, logits),
-                _ => add(values, logits),
-            }
         });
     }
 

@@ -33,5 +33,9 @@ pub mod saved;
 pub mod tokenizer;
 pub mod text_stream;
 
+pub mod noise;
+pub mod distribution;
+pub mod sampling;
+
 #[cfg(feature = "python")]
 mod py;

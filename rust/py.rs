@@ -1,6 +1,7 @@
 //! The Python module: every method converts its arguments, calls the engine without the GIL, and converts the result.
 
 mod convert;
+mod sampling;
 
 use crate::gguf::GgufFile;
 use crate::saved;
@@ -345,6 +346,8 @@ impl PyTextStream {
 
 #[pymodule]
 mod _specrs {
+    #[pymodule_export]
+    use super::sampling::PySampler;
     #[pymodule_export]
     use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer};
 }

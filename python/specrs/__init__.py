@@ -20,6 +20,7 @@ from .llama import Llama as Llama
 from .llama import Stream as Stream
 from .models import pull as pull
 from .sampling import Sampling as Sampling
+from .sampling import TokenLogprob as TokenLogprob
 from .stats import Stats as Stats
 
 __version__: str

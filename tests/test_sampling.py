@@ -75,7 +75,7 @@ def test_settings_may_be_numpy_numbers() -> None:
         temperature=np.float32(0.5),  # type: ignore[arg-type]
         top_k=np.int64(3),  # type: ignore[arg-type]
         seed=np.uint64(2**63),  # type: ignore[arg-type]
-        logit_bias={np.int32(1): np.float64(-1)},  # type: ignore[dict-item]
+        logit_bias={np.int32(1): np.float64(-np.inf)},  # type: ignore[dict-item]
     )
     assert sampling.sampler(0).pick(row_of(0.5, 0.25, 0.25)) in (0, 2)
     assert Sampling(top_k=10**30, temperature=1).sampler(0).pick(row_of(1.0)) == 0

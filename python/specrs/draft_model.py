@@ -195,4 +195,3 @@ def _vocabulary(llm: LanguageModel) -> list[str | None]:
 
 def _shown(text: str | None) -> str:
     return "only padding" if text is None else repr(text)
-

@@ -14,7 +14,9 @@ class Drafter(Protocol):
 
     A drafter may also have `num_draft_tokens`, how much to ask of it unless the user says
     otherwise, and `check_target(target)`, which is called with the target `Llama` before a
-    generation begins and raises ValueError if the two do not fit.
+    generation begins and raises ValueError if the two do not fit. A drafter that makes choices of
+    its own may have `coupled(sampling, prompt_tokens)`: it returns the drafter to use in one
+    generation, which then chooses with the target's settings and noise (see `Sampling.sampler`).
     """
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:

@@ -40,11 +40,13 @@ class Prepared:
         return len(self.tokens)
 
     def forward_last(self, tokens: Sequence[int], positions: int) -> npt.NDArray[np.float32]:
+        """Answer with rows made in advance."""
         self.tokens += tokens
         start = len(self.tokens) % (len(self.rows) - positions)
         return self.rows[start : start + positions]
 
     def truncate(self, length: int) -> None:
+        """Forget all ids from `length` on."""
         del self.tokens[length:]
 
 
@@ -52,6 +54,8 @@ class Repeating:
     """Draft one id over and over: nearly always rejected, so that each step makes one choice."""
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        """Return as many ids as are asked for, whatever came before."""
+        del tokens
         return [0] * k
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,9 +129,11 @@ def generate(
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             logit_bias=_biases(logit_bias),
-        ),
-        **({} if seed is None else {"seed": _seed(seed)}),
+            seed=None if seed is None else _seed(seed),
+        )
     )
+    if seed == "random":
+        sampling = replace(sampling, seed=None)
     loading = _given(n_ctx=n_ctx, threads=threads, device=device)
     lookup = _given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
     small = _given(p_min=p_min)
@@ -240,7 +243,7 @@ def _summary(stats: specrs.Stats) -> str:
 
 
 def _seed(text: str) -> int | None:
-    """Read --seed; None takes a fresh one."""
+    """Read --seed; None for a fresh one."""
     if text == "random":
         return None
     try:

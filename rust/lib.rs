@@ -32,5 +32,8 @@ pub mod saved;
 pub mod tokenizer;
 pub mod text_stream;
 
+pub mod ngrams;
+pub mod suffix;
+
 #[cfg(feature = "python")]
 mod py;

@@ -1,6 +1,7 @@
 //! The Python module: every method converts its arguments, calls the engine without the GIL, and converts the result.
 
 mod convert;
+mod drafting;
 
 use crate::gguf::GgufFile;
 use crate::saved;
@@ -342,6 +343,8 @@ impl PyTextStream {
 
 #[pymodule]
 mod _specrs {
+    #[pymodule_export]
+    use super::drafting::{PyNgramIndex, PySuffixIndex, PySuffixTree};
     #[pymodule_export]
     use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer};
 }

@@ -91,7 +91,7 @@ impl NgramIndex {
     /// Up to `k` ids that followed the longest n-gram which ends the history and has occurred before, and its n.
     pub fn propose(&self, k: usize) -> Option<(&[u32], usize)> {
         let end = self.ids.len();
-        for (n, table) in self.sizes.clone().zip(&self.tables).rev() {
+        for (n, table) in self.sizes.clone().rev().zip(self.tables.iter().rev()) {
             let Some(start) = end.checked_sub(n) else { continue };
             let ngram = &self.ids[start..];
             let Some(found) = table.get(&xxh3_64(bytemuck::cast_slice(ngram))) else { continue };

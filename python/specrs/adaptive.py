@@ -24,7 +24,7 @@ class Acceptance:
     """
 
     FADING = 0.97  # the weight of a draft once the next one of its source is known
-    CONFIDENCE = 2.0  # how many drafts the assumption weighs as much as
+    CONFIDENCE = 6.0  # how many drafts the assumption weighs as much as
     # By class of the matched context, see `class_of`; measured on Spec-Bench.
     ASSUMED = (0.6, 0.35, 0.5, 0.6, 0.75, 0.85, 0.95)
 

@@ -39,8 +39,7 @@ class DraftModel:
     """Propose what a smaller model of the same vocabulary would write.
 
     It keeps a session of its own, which follows the history by the longest common prefix: what the
-    target rejected is simply cut off there. A history that the draft's own context cannot hold gets
-    no proposals.
+    target rejected is simply cut off there. Its context must hold what the target's does.
 
     Args:
         draft_llm: The loaded draft model, a `Llama`.
@@ -50,7 +49,7 @@ class DraftModel:
     """
 
     def __init__(
-        self, draft_llm: LanguageModel, num_draft_tokens: int = 4, p_min: float = 0.0
+        self, draft_llm: LanguageModel, num_draft_tokens: int = 8, p_min: float = 0.0
     ) -> None:
         if not hasattr(draft_llm, "session"):
             raise TypeError(f"DraftModel: draft_llm must be a specrs.Llama, not {draft_llm!r}")
@@ -71,7 +70,10 @@ class DraftModel:
         self._fits: LanguageModel | None = None
 
     def check_target(self, target: LanguageModel) -> None:
-        """Raise ValueError unless the target has the same tokens; padding may differ."""
+        """Raise ValueError unless the target has the same tokens and no larger context.
+
+        Padding of the vocabulary may differ.
+        """
         if target is self._fits:
             return
         draft = self.draft_llm
@@ -92,6 +94,11 @@ class DraftModel:
                     f"DraftModel: the {name} token is {ours_id} in the draft and {theirs_id} in "
                     f"the target; use a draft model of the target's family"
                 )
+        if draft.n_ctx < target.n_ctx:
+            raise ValueError(
+                f"DraftModel: the draft's context of {draft.n_ctx} is smaller than the target's of "
+                f"{target.n_ctx}; load the target with n_ctx={draft.n_ctx}, or the draft with more"
+            )
         self._fits = target
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:

@@ -89,7 +89,7 @@ def test_classes_of_drafts_are_told_apart() -> None:
     late = [step for step in steps if step.drafted and step.position > 600]
     drafted = {n: sum(step.drafted for step in late if step.matched == n) for n in (1, 3)}
     assert 20 * drafted[1] < drafted[3], drafted
-    assert max(step.drafted for step in late if step.matched == 3) >= 12
+    assert max(step.drafted for step in late if step.matched == 3) >= 8
 
 
 def test_a_chain_goes_on_where_a_draft_does_not_pay() -> None:
@@ -128,7 +128,7 @@ def test_acceptance_without_evidence_follows_the_position_before() -> None:
     for _ in range(200):
         acceptance.update(2, 2)
     rates = acceptance.rates(4)
-    assert rates == pytest.approx([0.98, 0.98, 0.98, 0.98], abs=0.02)
+    assert rates == pytest.approx([0.98, 0.98, 0.98, 0.98], abs=0.03)
     for _ in range(200):
         acceptance.update(2, 1)
     rates = acceptance.rates(4)

@@ -24,38 +24,41 @@ class Acceptance:
     """
 
     FADING = 0.97  # the weight of a draft once the next one of its source is known
-    CONFIDENCE = 6.0  # how many drafts the assumption weighs as much as
+    CONFIDENCE = 4.0  # how many drafts the assumption weighs as much as, before it fades too
     # By class of the matched context, see `class_of`; measured on Spec-Bench.
     ASSUMED = (0.6, 0.35, 0.5, 0.6, 0.75, 0.85, 0.95)
 
     def __init__(self, matched_class: int) -> None:
         self.drafts = 0
-        self._assumed = self.ASSUMED[min(matched_class, len(self.ASSUMED) - 1)]
+        self._assumed = self.ASSUMED[matched_class]
+        # By position: drafts that were right before it, right at it, and weight of the assumption.
         self._tried: list[float] = []
         self._right: list[float] = []
+        self._doubt: list[float] = []
 
     def update(self, drafted: int, accepted: int) -> None:
         """Take note of a draft."""
         self.drafts += 1
-        tried, right = self._tried, self._right
-        missing = [0.0] * (drafted - len(tried))
-        tried += missing
-        right += missing
+        tried, right, doubt = self._tried, self._right, self._doubt
+        for _ in range(len(tried), drafted):
+            tried.append(0.0)
+            right.append(0.0)
+            doubt.append(self.CONFIDENCE)
         for i in range(len(tried)):
             tried[i] *= self.FADING
             right[i] *= self.FADING
         for i in range(min(drafted, accepted + 1)):
             tried[i] += 1
             right[i] += i < accepted
+            doubt[i] = max(1.0, doubt[i] * self.FADING)
 
     def rates(self, length: int) -> list[float]:
         """Return the expected rate of the first `length` positions."""
         rates, rate = [], self._assumed
         for i in range(length):
             if i < len(self._tried):
-                rate = (self._right[i] + self.CONFIDENCE * rate) / (
-                    self._tried[i] + self.CONFIDENCE
-                )
+                doubt = self._doubt[i]
+                rate = (self._right[i] + doubt * rate) / (self._tried[i] + doubt)
             rates.append(rate)
         return rates
 

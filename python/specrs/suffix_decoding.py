@@ -134,7 +134,7 @@ class SuffixDecoding(IndexedDrafter):
         self,
         num_draft_tokens: int = 16,
         *,
-        min_probability: float = 0.1,
+        min_probability: float = 0.2,
         max_depth: int = 32,
         corpus: SuffixCorpus | None = None,
     ) -> None:

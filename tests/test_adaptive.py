@@ -60,9 +60,7 @@ def speed(
 def test_close_to_the_best_fixed_length_and_to_plain_decoding(
     accuracy: float, draft_cost: float, cost: Callable[[int], float]
 ) -> None:
-    adaptive = speed(
-        accuracy, AdaptiveLength(cost, draft_cost=draft_cost), cost, draft_cost
-    )
+    adaptive = speed(accuracy, AdaptiveLength(cost, draft_cost=draft_cost), cost, draft_cost)
     fixed = max(
         speed(accuracy, FixedLength(k), cost, draft_cost) for k in (1, 2, 3, 4, 6, 8, 12, 16, 24)
     )
@@ -71,9 +69,7 @@ def test_close_to_the_best_fixed_length_and_to_plain_decoding(
 
 
 def test_the_same_costs_give_the_same_choices() -> None:
-    runs = [
-        replay(TEXT, Guessing(0.7), cost=flat, draft_cost=0.1).trace.tokens for _ in range(2)
-    ]
+    runs = [replay(TEXT, Guessing(0.7), cost=flat, draft_cost=0.1).trace.tokens for _ in range(2)]
     assert runs[0] == runs[1] == TEXT[1:]
 
 

@@ -5,34 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from .drafters import Follower
+from .drafters import Follower, LanguageModel
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from ._specrs import Session, Tokenizer
-
-
-class LanguageModel(Protocol):
-    """The part of `Llama` that drafting needs."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Positions of a session."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Rows of logits, padding included."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary."""
-
-    def session(self) -> Session:
-        """Return a new, empty session."""
 
 
 class DraftModel:

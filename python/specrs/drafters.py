@@ -10,7 +10,26 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 from ._specrs import NgramIndex, SuffixIndex
 
 if TYPE_CHECKING:
-    from .llama import Llama
+    from ._specrs import Session, Tokenizer
+
+
+class LanguageModel(Protocol):
+    """The part of `Llama` that drafting needs."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions of a session."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Rows of logits, padding included."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary."""
+
+    def session(self) -> Session:
+        """Return a new, empty session."""
 
 
 class Draft(list[int]):
@@ -210,7 +229,7 @@ class Chain:
                 )
             self.members += drafter.members if isinstance(drafter, Chain) else [drafter]
 
-    def check_target(self, target: Llama) -> None:
+    def check_target(self, target: LanguageModel) -> None:
         """Raise ValueError if a member does not fit the target."""
         for member in self.members:
             check = getattr(member, "check_target", None)

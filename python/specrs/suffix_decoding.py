@@ -10,13 +10,9 @@ from array import array
 from collections.abc import Sequence
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ._specrs import SuffixIndex, SuffixTree
-from .drafters import Draft, IndexedDrafter
-
-if TYPE_CHECKING:
-    from .llama import Llama
+from .drafters import Draft, IndexedDrafter, LanguageModel
 
 
 class SuffixCorpus:
@@ -157,7 +153,7 @@ class SuffixDecoding(IndexedDrafter):
         self._suffixes = SuffixIndex(max_depth, None if corpus is None else corpus._tree)
         super().__init__(self._suffixes)
 
-    def check_target(self, target: Llama) -> None:
+    def check_target(self, target: LanguageModel) -> None:
         """Raise ValueError if the corpus holds ids that the target does not have."""
         if self.corpus is not None and self.corpus.max_token >= target.n_vocab:
             raise ValueError(

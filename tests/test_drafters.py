@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrs import Chain, Draft, Drafter, PromptLookup, SuffixDecoding
-from specrs.drafters import common_prefix
+from specrs.drafters import Occurrence, common_prefix
 
 # Few different ids, so that n-grams repeat.
 HISTORIES = st.lists(st.integers(0, 2), max_size=60)
@@ -49,7 +49,7 @@ def test_equals_brute_force_whatever_happens_to_the_history(data: st.DataObject)
     shortest = data.draw(st.integers(1, 4))
     longest = data.draw(st.integers(shortest, 6))
     most = data.draw(st.integers(1, 6))
-    occurrence = data.draw(st.sampled_from(["last", "first", "most_frequent"]))
+    occurrence = data.draw(st.sampled_from(get_args(Occurrence)))
     min_hits = data.draw(st.integers(1, 3))
     drafter = PromptLookup(longest, shortest, most, occurrence=occurrence, min_hits=min_hits)
     tokens: list[int] = []

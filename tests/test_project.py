@@ -37,6 +37,7 @@ PYTHON_ORDER = [
     "chat",
     "models",
     "llama",
+    "bench",
     "__init__",
     "cli",
     "__main__",

@@ -128,7 +128,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(
     llm = toy_llama(monkeypatch, tmp_path / "toy")
     corpus = SuffixCorpus()
     corpus.add([3, 30])
-    with pytest.raises(ValueError, match="SuffixDecoding: the corpus holds token 30, outside .* 3"):
+    with pytest.raises(ValueError, match="SuffixDecoding: the corpus holds token 30, outside"):
         llm.generate([5, 6], drafter=SuffixDecoding(corpus=corpus))
 
 

@@ -14,6 +14,11 @@ class ForwardCost(Protocol):
         """Return the time of a forward of `rows` tokens."""
 
 
+# What is assumed at first, by rows: about the curve of the CPU engine.
+ASSUMED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.25, 6: 1.45, 8: 1.7, 12: 2.25, 16: 2.8, 40: 6.6}
+MOST_ROWS = max(ASSUMED)  # more are a prompt
+
+
 class MeasuredCost:
     """The cost of a forward of so many rows on this machine and model, measured as it runs.
 
@@ -23,29 +28,26 @@ class MeasuredCost:
     of a model.
     """
 
-    # What is assumed at first, by rows: about the curve of the CPU engine.
-    ASSUMED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.25, 6: 1.45, 8: 1.7, 12: 2.25, 16: 2.8, 40: 6.6}
-    MOST_ROWS = max(ASSUMED)  # more are a prompt
     # How far level and curve follow a measurement, and the largest surprise that counts.
     LEVEL_GAIN, CURVE_GAIN, LARGEST_SURPRISE = 0.2, 0.06, 0.4
 
     def __init__(self) -> None:
         self.measurements = 0
         self._level = 1.0
-        self._curve = [0.0] + [1.0] * self.MOST_ROWS
-        for (left, low), (right, high) in pairwise(self.ASSUMED.items()):
+        self._curve = [0.0] + [1.0] * MOST_ROWS
+        for (left, low), (right, high) in pairwise(ASSUMED.items()):
             for rows in range(left, right + 1):
                 self._curve[rows] = low + (high - low) * (rows - left) / (right - left)
 
     def __call__(self, rows: int) -> float:
         """Return the expected seconds of a forward of `rows` tokens."""
-        most = self.MOST_ROWS
-        beyond = rows / most if rows > most else 1.0
-        return self._level * self._curve[min(rows, most)] * beyond
+        if rows <= MOST_ROWS:
+            return self._level * self._curve[rows]
+        return self._level * self._curve[MOST_ROWS] * rows / MOST_ROWS
 
     def update(self, rows: int, seconds: float) -> None:
         """Take note of a forward; prompts are ignored."""
-        if seconds <= 0 or not 1 <= rows <= self.MOST_ROWS:
+        if seconds <= 0 or not 1 <= rows <= MOST_ROWS:
             return
         self.measurements += 1
         if self.measurements == 1:
@@ -58,7 +60,7 @@ class MeasuredCost:
         if rows == 1:
             return  # the curve is relative to it
         # Numbers of rows that are close by cost about as much.
-        for near in range(rows // 2 + 1, min(2 * rows, self.MOST_ROWS + 1)):
+        for near in range(rows // 2 + 1, min(2 * rows, MOST_ROWS + 1)):
             if near > 1:
                 nearness = 1 - abs(math.log2(near / rows))
                 self._curve[near] *= math.exp(surprise * self.CURVE_GAIN * nearness)

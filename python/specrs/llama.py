@@ -204,7 +204,11 @@ class Llama:
 
         Raises TemplateError, a ValueError, for what the template refuses.
         """
-        return self.stream(self._chat_format.encode(messages), **options)
+        return self.stream(self.chat_tokens(messages), **options)
+
+    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt that the chat template makes of a conversation; errors as above."""
+        return list(self._chat_format.encode(messages))
 
     def stream(
         self,

@@ -43,7 +43,7 @@ class Trace(list[Step]):
             if head["format"] != _FORMAT:
                 raise ValueError(f"format {head['format']!r}")
             trace = cls(head["prompt"])
-            for number, line in enumerate(lines[1:], 2):
+            for number, line in enumerate(lines[1:], 2):  # noqa: B007 - the error names it
                 trace.append(Step(**json.loads(line)))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             names = ", ".join(field.name for field in fields(Step))

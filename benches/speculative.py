@@ -22,9 +22,9 @@ from typing import Any
 import specrs
 from decode import RESULTS, processor
 from derive import drop_layers, widen
+from specrs.bench import Contestant, Prompt, Results, compare, read_prompts, record, table
 from speculative_peers import llama_cpp_lookup, llama_speculative
 from speculative_plots import plot_acceptance, plot_speedup
-from specrs.bench import Contestant, Prompt, Results, compare, read_prompts, record, table
 
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data" / "spec_bench_60.jsonl"
@@ -47,6 +47,11 @@ def measure_cost(llm: specrs.Llama, context: Sequence[int], rounds: int = 15) ->
     return {rows: statistics.median(times) for rows, times in seconds.items()}
 
 
+def fixed(drafter: specrs.Drafter, k: int) -> Contestant:
+    """Let a drafter draft `k` tokens always."""
+    return Contestant(drafter, lambda: specrs.FixedLength(k))
+
+
 def draft_free(lengths: Sequence[int]) -> dict[str, Contestant]:
     """Give the drafters that need no model, with the controller and with fixed lengths."""
     contestants = {
@@ -54,9 +59,7 @@ def draft_free(lengths: Sequence[int]) -> dict[str, Contestant]:
         "SuffixDecoding": Contestant(specrs.SuffixDecoding()),
     }
     for k in lengths:
-        contestants[f"SuffixDecoding, fixed {k}"] = Contestant(
-            specrs.SuffixDecoding(), lambda k=k: specrs.FixedLength(k)
-        )
+        contestants[f"SuffixDecoding, fixed {k}"] = fixed(specrs.SuffixDecoding(), k)
     return contestants
 
 
@@ -67,7 +70,7 @@ def with_drafts(drafts: Sequence[specrs.Llama], lengths: Sequence[int]) -> dict[
         name, model = draft.path.stem, specrs.DraftModel(draft, num_draft_tokens=12)
         contestants[name] = Contestant(model)
         for k in lengths:
-            contestants[f"{name}, fixed {k}"] = Contestant(model, lambda k=k: specrs.FixedLength(k))
+            contestants[f"{name}, fixed {k}"] = fixed(model, k)
         contestants[f"Chain(PromptLookup, {name})"] = Contestant(
             specrs.Chain(specrs.PromptLookup(), specrs.DraftModel(draft, num_draft_tokens=12))
         )
@@ -95,9 +98,13 @@ def run(
     **options: Any,
 ) -> Results:
     """Measure, show progress, print a table."""
-    results: Results = {}
-    for number, results in enumerate(compare(llm, contestants, prompts, **options), 1):
-        print(f"\r{title}: {number}/{len(prompts)}", end="", file=sys.stderr, flush=True)
+    results = compare(
+        llm,
+        contestants,
+        prompts,
+        progress=lambda done: print(f"\r{title}: {done}/{len(prompts)}", end="", file=sys.stderr),
+        **options,
+    )
     print(file=sys.stderr)
     print(f"\n## {title}\n\n{table(results)}")
     return results

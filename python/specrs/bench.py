@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,9 @@ def compare(
     max_tokens: int = 128,
     rounds: int = 3,
     sampling: Sampling | None = None,
-) -> Iterator[Results]:
-    """Measure contestants against plain decoding; yields all results so far after every prompt.
+    progress: Callable[[int], None] = lambda _: None,
+) -> Results:
+    """Measure contestants against plain decoding; `progress` is told how many prompts are done.
 
     The prompt is evaluated once and stays cached. In each round everyone decodes it, in turns that
     begin with another one each time, so that all meet the same machine; medians over the rounds
@@ -162,7 +163,7 @@ def compare(
     options: dict[str, Any] = {"max_tokens": max_tokens}
     if sampling is not None:
         options["sampling"] = sampling
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts, 1):
         session = llm.session()
         options["session"] = session
         plain = llm.generate(prompt.tokens, **options)
@@ -182,7 +183,8 @@ def compare(
             found.seconds = statistics.median(seconds[name])
             for task in (prompt.task, "all"):
                 results[name].setdefault(task, Figures()).add(found)
-        yield results
+        progress(number)
+    return results
 
 
 def _count(figures: Figures, plain: Completion, out: Completion, *, first: bool) -> None:

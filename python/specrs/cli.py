@@ -228,7 +228,7 @@ def bench(
     """Measure speculation against plain decoding; exit with 1 if a token differs."""
     import json
 
-    from .bench import Contestant, Results, compare, read_prompts, record, table
+    from .bench import Contestant, compare, read_prompts, record, table
 
     loading = _given(n_ctx=n_ctx, threads=threads, device=device)
     llm = specrs.Llama(specrs.pull(model), **loading)
@@ -241,10 +241,13 @@ def bench(
         contestants["DraftModel"] = Contestant(specrs.DraftModel(small))
     chosen = read_prompts(llm, prompts, limit)
     print(f"{llm.path.name}, {llm.kernels}, {llm.threads} threads, {len(chosen)} prompts")
-    results: Results = {}
-    options = _given(max_tokens=max_tokens, rounds=rounds)
-    for number, results in enumerate(compare(llm, contestants, chosen, **options), 1):
-        print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
+    results = compare(
+        llm,
+        contestants,
+        chosen,
+        progress=lambda done: print(f"\r{done}/{len(chosen)}", end="", file=sys.stderr, flush=True),
+        **_given(max_tokens=max_tokens, rounds=rounds),
+    )
     print(file=sys.stderr)
     print(table(results))
     if json_file is not None:

@@ -69,6 +69,8 @@ def with_drafts(drafts: Sequence[specrs.Llama], lengths: Sequence[int]) -> dict[
     for draft in drafts:
         name, model = draft.path.stem, specrs.DraftModel(draft, num_draft_tokens=12)
         contestants[name] = Contestant(model)
+        sure = specrs.DraftModel(draft, num_draft_tokens=12, p_min=0.4)
+        contestants[f"{name}, p_min 0.4"] = Contestant(sure)
         for k in lengths:
             contestants[f"{name}, fixed {k}"] = fixed(model, k)
         contestants[f"Chain(PromptLookup, {name})"] = Contestant(

@@ -10,7 +10,7 @@ use crate::kernels::Kernels;
 use std::sync::Arc;
 
 /// Blocks in a segment, the unit of parallel work over a long cache.
-pub const SEGMENT: usize = 8;
+pub const SEGMENT: usize = 4;
 
 /// What one call of attention reads.
 pub struct Unit<'a> {

@@ -151,7 +151,8 @@ impl KvCache {
     /// Forgets the positions from `len` on; nothing happens if there are none.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
-        self.pages.truncate(self.len.div_ceil(PAGE));
+        // One page more is kept: speculation takes back and adds a few positions all the time.
+        self.pages.truncate(self.len.div_ceil(PAGE) + 1);
     }
 
     /// The values of all pages, for saving.

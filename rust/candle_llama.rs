@@ -2,17 +2,20 @@
 //!
 //! The interface is that of the CPU engine ([`crate::model`]); one code path serves all devices. Sequences run one
 //! after the other. Weights stay quantised as in the file, all else is f32.
+//!
+//! Unlike on the CPU engine, a row depends in its last bits on how many rows are in the call: candle chooses kernels by
+//! shape, and with quantised weights such a difference can grow to the size of the rounding of activations. Greedy text
+//! can therefore differ where two tokens are nearly as likely.
 
-use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
+use candle_core::quantized::QMatMul;
 use candle_core::{Device, Module, Tensor, D};
-use std::borrow::Cow;
 
-use crate::blocks::GgmlType;
 use crate::cache::CacheShape;
 use crate::candle_cache::{device_error, CandleCache};
+use crate::candle_weights::{open_device, Layer, Weights};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::gguf::{GgufFile, TensorInfo};
+use crate::gguf::GgufFile;
 use crate::layout::check_tensors;
 
 /// Rows of one pass; longer inputs go through in chunks.
@@ -24,27 +27,9 @@ const MAX_SCORES: usize = 1 << 26;
 pub struct CandleModel {
     config: Config,
     device: Device,
-    embedding: QMatMul,
-    layers: Vec<Layer>,
-    output_norm: Tensor,
-    /// Projection to the vocabulary; the embeddings again when the file ties them.
-    output: QMatMul,
+    weights: Weights,
     /// For every dimension of a head its partner in the rotation, itself if it is not rotated.
     partners: Tensor,
-    weight_bytes: usize,
-}
-
-/// One transformer block.
-struct Layer {
-    attn_norm: Tensor,
-    attn_q: QMatMul,
-    attn_k: QMatMul,
-    attn_v: QMatMul,
-    attn_output: QMatMul,
-    ffn_norm: Tensor,
-    ffn_gate: QMatMul,
-    ffn_up: QMatMul,
-    ffn_down: QMatMul,
 }
 
 /// New tokens of one sequence.
@@ -81,19 +66,11 @@ impl CandleModel {
         let config = Config::from_gguf(file)?;
         check_tensors(file, &config)?;
         file.check_unchanged()?;
-        let loader = Loader { file, device: &device };
-        let embedding = loader.matrix("token_embd")?;
-        let tied = file.tensor("output.weight").is_none();
-        let output = if tied { embedding.clone() } else { loader.matrix("output")? };
-        let layers = (0..config.n_layer).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>>>()?;
-        let output_norm = loader.vector("output_norm")?;
-
-        let matrices = layers.iter().flat_map(Layer::matrices).chain([&embedding]);
-        let weight_bytes = matrices.chain((!tied).then_some(&output)).map(resident_bytes).sum();
+        let weights = Weights::load(file, &config, &device)?;
         let rotated = 2 * config.rope_freqs.len();
         let partners = (0..config.head_dim).map(|d| if d < rotated { d ^ 1 } else { d } as u32).collect();
         let partners = Tensor::from_vec(partners, config.head_dim, &device).map_err(|e| device_error(&device, &e))?;
-        Ok(Self { config, device, embedding, layers, output_norm, output, partners, weight_bytes })
+        Ok(Self { config, device, weights, partners })
     }
 
     /// Shapes and constants.
@@ -108,7 +85,7 @@ impl CandleModel {
 
     /// Bytes of the weights; on a CPU candle may keep copies of some beside them, in the order its kernels want.
     pub fn weight_bytes(&self) -> usize {
-        self.weight_bytes
+        self.weights.bytes
     }
 
     /// The layout of this model's caches.
@@ -182,8 +159,8 @@ impl CandleModel {
         let mut check = || if poll() { Err(Error::Interrupted) } else { Ok(()) };
         let pass = self.plan(start, tokens.len()).map_err(failed)?;
         let ids = Tensor::new(tokens, &self.device).map_err(failed)?;
-        let mut x = self.embedding.embedding(&ids).map_err(failed)?;
-        for (index, layer) in self.layers.iter().enumerate() {
+        let mut x = self.weights.embedding.embedding(&ids).map_err(failed)?;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
             check()?;
             x = self.attend(index, &x, &pass, cache).map_err(failed)?;
             check()?;
@@ -216,7 +193,7 @@ impl CandleModel {
     /// Adds the attention of layer `index` to the residual stream.
     fn attend(&self, index: usize, x: &Tensor, pass: &Pass, cache: &mut CandleCache) -> candle_core::Result<Tensor> {
         let Config { n_head, n_head_kv, head_dim, .. } = self.config;
-        let layer = &self.layers[index];
+        let layer = &self.weights.layers[index];
         let normed = self.norm(x, &layer.attn_norm)?;
         let project = |matrix: &QMatMul, heads: usize| matrix.forward(&normed)?.reshape((pass.rows, heads, head_dim));
         let queries = self.rotate(&project(&layer.attn_q, n_head)?, pass)?.transpose(0, 1)?;
@@ -261,128 +238,72 @@ impl CandleModel {
     /// The logits of all rows of the residual stream but the first `skipped`.
     fn logits(&self, x: &Tensor, skipped: usize) -> candle_core::Result<Vec<f32>> {
         let x = x.narrow(0, skipped, x.dim(0)? - skipped)?;
-        self.output.forward(&self.norm(&x, &self.output_norm)?)?.flatten_all()?.to_vec1()
+        let normed = self.norm(&x, &self.weights.output_norm)?;
+        self.weights.output.forward(&normed)?.flatten_all()?.to_vec1()
     }
 }
 
-impl Layer {
-    fn matrices(&self) -> [&QMatMul; 7] {
-        let Self { attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down, .. } = self;
-        [attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down]
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::GgmlType;
+    use crate::fixture::{tiny_llama, GgufWriter};
 
-/// Bytes that candle keeps of a matrix: it widens float types to f32.
-fn resident_bytes(matrix: &QMatMul) -> usize {
-    match matrix {
-        QMatMul::QTensor(tensor) => tensor.storage_size_in_bytes(),
-        QMatMul::Tensor(tensor) | QMatMul::TensorF16(tensor) => tensor.elem_count() * tensor.dtype().size_in_bytes(),
-    }
-}
-
-/// Opens the device that users call `name`.
-fn open_device(name: &str) -> Result<Device> {
-    let compiled = match name {
-        "candle-cpu" => return Ok(Device::Cpu),
-        "metal" => cfg!(feature = "metal"),
-        "cuda" => cfg!(feature = "cuda"),
-        _ => {
-            return Err(Error::Argument(format!(
-                "device \"{name}\" is unknown to the candle engine; it has \"candle-cpu\", \"metal\" and \"cuda\""
-            )))
-        }
-    };
-    if !compiled {
-        return Err(Error::Argument(format!(
-            "device \"{name}\" needs a build of specrs with the cargo feature `{name}`, which this one lacks; \
-             build it from source with `pip install . --config-settings=build-args=--features=python,{name}`, \
-             or use device=\"cpu\""
-        )));
-    }
-    let device = if name == "metal" { Device::new_metal(0) } else { Device::new_cuda(0) };
-    device.map_err(|source| Error::Argument(format!("device \"{name}\" does not work: {source}; use device=\"cpu\"")))
-}
-
-/// Reads tensors of a file onto a device.
-struct Loader<'a> {
-    file: &'a GgufFile,
-    device: &'a Device,
-}
-
-impl Loader<'_> {
-    fn layer(&self, index: usize) -> Result<Layer> {
-        let matrix = |name| self.matrix(&format!("blk.{index}.{name}"));
-        let vector = |name| self.vector(&format!("blk.{index}.{name}"));
-        Ok(Layer {
-            attn_norm: vector("attn_norm")?,
-            attn_q: matrix("attn_q")?,
-            attn_k: matrix("attn_k")?,
-            attn_v: matrix("attn_v")?,
-            attn_output: matrix("attn_output")?,
-            ffn_norm: vector("ffn_norm")?,
-            ffn_gate: matrix("ffn_gate")?,
-            ffn_up: matrix("ffn_up")?,
-            ffn_down: matrix("ffn_down")?,
-        })
+    fn load(model: &GgufWriter, device: &str) -> Result<CandleModel> {
+        CandleModel::load(&GgufFile::open(model.file().path())?, device)
     }
 
-    fn matrix(&self, name: &str) -> Result<QMatMul> {
-        QMatMul::from_qtensor(self.tensor(name)?).map_err(|source| device_error(self.device, &source))
+    fn message(model: &GgufWriter, device: &str) -> String {
+        load(model, device).err().unwrap().to_string()
     }
 
-    fn vector(&self, name: &str) -> Result<Tensor> {
-        let values = self.tensor(name)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
-        values.map_err(|source| device_error(self.device, &source))
-    }
-
-    /// The tensor `name.weight` as it is in the file.
-    fn tensor(&self, name: &str) -> Result<QTensor> {
-        let info = self.file.require(&format!("{name}.weight"))?;
-        let dtype = self.dtype(info)?;
-        let data = self.file.data(info);
-        // candle reads blocks where they are, but a file may put them anywhere.
-        let aligned: Vec<u32>;
-        let data = if data.as_ptr().cast::<u32>().is_aligned() {
-            data
-        } else {
-            aligned = aligned_copy(data);
-            &bytemuck::cast_slice(&aligned)[..data.len()]
-        };
-        let tensor = QStorage::from_data(Cow::Borrowed(data), self.device, dtype)
-            .and_then(|storage| QTensor::new(storage, (info.rows(), info.columns())));
-        self.file.release(info);
-        tensor.map_err(|source| device_error(self.device, &source))
-    }
-
-    fn dtype(&self, info: &TensorInfo) -> Result<GgmlDType> {
-        Ok(match info.dtype {
-            GgmlType::F32 => GgmlDType::F32,
-            GgmlType::F16 => GgmlDType::F16,
-            GgmlType::BF16 => GgmlDType::BF16,
-            GgmlType::Q4_0 => GgmlDType::Q4_0,
-            GgmlType::Q4_1 => GgmlDType::Q4_1,
-            GgmlType::Q5_0 => GgmlDType::Q5_0,
-            GgmlType::Q5_1 => GgmlDType::Q5_1,
-            GgmlType::Q8_0 => GgmlDType::Q8_0,
-            GgmlType::Q2_K => GgmlDType::Q2K,
-            GgmlType::Q3_K => GgmlDType::Q3K,
-            GgmlType::Q4_K => GgmlDType::Q4K,
-            GgmlType::Q5_K => GgmlDType::Q5K,
-            GgmlType::Q6_K => GgmlDType::Q6K,
-            GgmlType::IQ4_NL | GgmlType::IQ4_XS => {
-                return Err(self.file.metadata().error(format_args!(
-                    "tensor `{}` has type {}, which the candle engine lacks; use device=\"cpu\"",
-                    info.name,
-                    info.dtype.name()
-                )))
+    #[test]
+    fn a_device_that_is_not_there_is_refused_with_the_way_out() {
+        let model = tiny_llama();
+        for (device, compiled) in [("metal", cfg!(feature = "metal")), ("cuda", cfg!(feature = "cuda"))] {
+            if !compiled {
+                let message = message(&model, device);
+                assert!(message.contains(&format!("device \"{device}\" needs a build")), "{message}");
+                assert!(message.contains(&format!("--features=python,{device}`")), "{message}");
             }
-        })
+        }
+        for device in ["cpu", "gpu", ""] {
+            let error = load(&model, device).err().unwrap();
+            assert!(matches!(error, Error::Argument(_)));
+            let message = error.to_string();
+            assert!(message.contains(&format!("device \"{device}\" is unknown")), "{message}");
+        }
     }
-}
 
-/// `bytes` at an address that suits every type, padded with zeros.
-fn aligned_copy(bytes: &[u8]) -> Vec<u32> {
-    let mut copy = vec![0; bytes.len().div_ceil(4)];
-    bytemuck::cast_slice_mut(&mut copy)[..bytes.len()].copy_from_slice(bytes);
-    copy
+    #[test]
+    fn types_that_candle_lacks_are_refused_by_name() {
+        let mut model = tiny_llama();
+        model.tensors.retain(|tensor| tensor.name != "blk.1.attn_k.weight");
+        model.tensor("blk.1.attn_k.weight", GgmlType::IQ4_NL, &[64, 32]);
+        assert!(matches!(load(&model, "candle-cpu"), Err(Error::Gguf(_))));
+        let message = message(&model, "candle-cpu");
+        assert!(message.contains("tensor `blk.1.attn_k.weight` has type IQ4_NL, which the candle engine lacks"));
+        assert!(message.ends_with("use device=\"cpu\""), "{message}");
+    }
+
+    #[test]
+    fn tied_embeddings_are_kept_once() {
+        let untied = tiny_llama();
+        let mut tied = untied.clone();
+        tied.tensors.retain(|tensor| tensor.name != "output.weight");
+        let bytes = |model| load(model, "candle-cpu").unwrap().weight_bytes();
+        assert_eq!(bytes(&untied) - bytes(&tied), 64 * 80 * size_of::<f32>());
+        let matrices = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96);
+        assert_eq!(bytes(&tied), (64 * 80 + matrices) * size_of::<f32>());
+    }
+
+    #[test]
+    fn passes_over_long_caches_are_shorter() {
+        let model = load(&tiny_llama(), "candle-cpu").unwrap();
+        assert_eq!(model.pass_rows(0), MAX_ROWS);
+        for start in [1 << 16, 1 << 18, 1 << 22] {
+            let rows = model.pass_rows(start);
+            assert!((1..MAX_ROWS).contains(&rows) && rows * 4 * (start + rows) <= MAX_SCORES, "{rows} from {start}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use crate::weights::Weights;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Rows of one pass; longer inputs go through in chunks.
-const MAX_ROWS: usize = 256;
+const MAX_ROWS: usize = 128;
 
 /// A loaded model; immutable, shared by any number of caches.
 pub struct CpuModel {

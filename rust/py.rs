@@ -2,6 +2,7 @@
 
 mod convert;
 mod drafting;
+mod sampling;
 
 use crate::gguf::GgufFile;
 use crate::saved;
@@ -47,6 +48,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Name, type, shape and bytes of a tensor.
+type TensorRow<'a, 'py> = (&'a str, &'a str, Bound<'py, PyTuple>, usize);
+
 #[pyclass(frozen, module = "specrs._specrs", name = "GgufFile")]
 struct PyGgufFile(GgufFile);
 
@@ -73,7 +77,7 @@ impl PyGgufFile {
     }
 
     #[getter]
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<(&str, &str, Bound<'py, PyTuple>, usize)>> {
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<TensorRow<'_, 'py>>> {
         let row = |tensor: &'_ crate::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
         self.0.tensors().iter().map(|t| Ok((t.name.as_str(), t.dtype.name(), row(t)?, t.bytes()))).collect()
     }
@@ -345,6 +349,8 @@ impl PyTextStream {
 mod _specrs {
     #[pymodule_export]
     use super::drafting::{PyNgramIndex, PySuffixIndex, PySuffixTree};
+    #[pymodule_export]
+    use super::sampling::PySampler;
     #[pymodule_export]
     use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer};
 }

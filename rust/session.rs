@@ -42,6 +42,13 @@ impl Model {
                 "threads={threads} is out of range: this process may use {allowed} CPUs, so 1 to {allowed} are possible"
             )));
         }
+        if options.threads.is_some() && options.device != "cpu" {
+            return Err(Error::Argument(format!(
+                "threads={threads} has no effect on device \"{}\", where candle decides; leave it out",
+                options.device
+            )));
+        }
+        let fingerprint = fingerprint(file)?;
         let engine = Engine::load(file, options.device, threads, poll)?;
         let trained = engine.config().n_ctx_train;
         let n_ctx = options.n_ctx.unwrap_or(trained);
@@ -50,7 +57,7 @@ impl Model {
                 "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
             )));
         }
-        Ok(Self { engine, device: options.device.to_owned(), threads, n_ctx, fingerprint: fingerprint(file) })
+        Ok(Self { engine, device: options.device.to_owned(), threads, n_ctx, fingerprint })
     }
 
     /// Shapes and constants.
@@ -84,15 +91,17 @@ impl Model {
     }
 }
 
-/// A hash of everything that identifies a model: names, types, shapes and the first bytes of every tensor.
-fn fingerprint(file: &GgufFile) -> u64 {
+/// A hash of everything that identifies a model: names, types, shapes and bytes of its tensors.
+fn fingerprint(file: &GgufFile) -> Result<u64> {
     let mut hash = Xxh3::new();
+    file.check_unchanged()?;
     for tensor in file.tensors() {
         hash.update(format!("{} {:?} {:?}\n", tensor.name, tensor.dtype, tensor.shape).as_bytes());
-        let data = file.data(tensor);
-        hash.update(&data[..data.len().min(256)]);
+        hash.update(file.data(tensor));
+        // Loading reads it again from the system's cache; resident twice it would double peak memory.
+        file.release(tensor);
     }
-    hash.digest()
+    Ok(hash.digest())
 }
 
 /// The mutable state of one sequence.

@@ -7,18 +7,27 @@
 //! Performance notes:
 //! - On small virtual machines two spinning threads that are not pinned can end up on one core, and decode falls to a
 //!   tenth; pinning costs two system calls a run.
+//! - A run can go on only while all its workers do. When other processes take cores away, workers wait for each other
+//!   most of the time (decode was 5 to 10 times slower than alone on a machine with both cores busy). So waiting is
+//!   measured, and after a run that lost [`STALLED`] of its time to it runs use one worker for a while, which the
+//!   system may put on whatever core is free. The result has the same bits.
 //! - Between runs a helper spins for [`IDLE_SPIN`] and then parks: long enough for the Python code between two decode
 //!   steps, short enough that an idle process uses no CPU.
 
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a helper without work spins before it parks.
-const IDLE_SPIN: Duration = Duration::from_micros(400);
+const IDLE_SPIN: Duration = Duration::from_millis(2);
 /// Rounds that a barrier spins before it starts to yield the core to other processes.
 const BARRIER_SPIN: usize = 4000;
+
+/// Share of a run that workers may wait, beyond what spinning covers, before the cores count as contended.
+const STALLED: f64 = 0.25;
+/// How long runs use one worker after that: at first, and at most while it keeps happening.
+const ALONE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(1600));
 
 /// A program that every worker of a run executes.
 pub type Program = Arc<dyn Fn(&mut Worker<'_>) + Send + Sync>;
@@ -55,17 +64,40 @@ impl Worker<'_> {
     }
 }
 
+/// Spins until `done`, then yields the core between looks; returns how long it yielded.
+fn wait_until(done: impl Fn() -> bool) -> Duration {
+    for _ in 0..BARRIER_SPIN {
+        if done() {
+            return Duration::ZERO;
+        }
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    while !done() {
+        std::thread::yield_now();
+    }
+    start.elapsed()
+}
+
 /// A spinning barrier that also carries the news of a panic.
 struct Barrier {
     count: usize,
     arrived: AtomicUsize,
     round: AtomicUsize,
     broken: AtomicBool,
+    /// Nanoseconds that workers waited after they had spun in vain.
+    stalled: AtomicU64,
 }
 
 impl Barrier {
     fn new(count: usize) -> Self {
-        Self { count, arrived: AtomicUsize::new(0), round: AtomicUsize::new(0), broken: AtomicBool::new(false) }
+        Self {
+            count,
+            arrived: AtomicUsize::new(0),
+            round: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+            stalled: AtomicU64::new(0),
+        }
     }
 
     fn wait(&self) {
@@ -78,15 +110,13 @@ impl Barrier {
             self.round.store(round.wrapping_add(1), Ordering::Release);
             return;
         }
-        let mut spins = 0;
-        while self.round.load(Ordering::Acquire) == round {
+        let stalled = wait_until(|| {
             assert!(!self.broken.load(Ordering::Relaxed), "another worker of this run panicked");
-            spins += 1;
-            if spins < BARRIER_SPIN {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
+            self.round.load(Ordering::Acquire) != round
+        });
+        // Waiting at the first barrier is for a parked helper to wake up.
+        if !stalled.is_zero() && round > 0 {
+            self.stalled.fetch_add(stalled.as_nanos() as u64, Ordering::Relaxed);
         }
     }
 }
@@ -119,7 +149,15 @@ struct Helper {
 struct Mailbox {
     /// Whether `job` is filled; what the helper spins on.
     full: AtomicBool,
-    job: Mutex<Option<(Arc<Team>, usize, Arc<AtomicUsize>)>>,
+    job: Mutex<Option<Job>>,
+}
+
+/// One worker's part in a run.
+struct Job {
+    team: Arc<Team>,
+    index: usize,
+    /// Helpers of the run that are not done.
+    running: Arc<AtomicUsize>,
 }
 
 /// The cores of the process and their helpers.
@@ -130,6 +168,7 @@ struct Cores {
     busy: Mutex<Vec<bool>>,
     freed: Condvar,
     helpers: Vec<Mutex<Option<Helper>>>,
+    contention: Mutex<Contention>,
 }
 
 /// Physical cores in the affinity mask of the process: the default number of threads.
@@ -150,30 +189,50 @@ pub fn allowed_cpus() -> usize {
 /// If the program panicked on a worker.
 pub fn run<'a>(threads: usize, program: Program, poll: &'a mut Poll<'a>) {
     let cores = Cores::of_this_process();
-    let claimed = cores.claim(threads);
+    let claimed = cores.claim(if lock(&cores.contention).active() { 1 } else { threads });
     let team = Arc::new(Team { program, barrier: Barrier::new(claimed.len()) });
     let running = Arc::new(AtomicUsize::new(claimed.len() - 1));
     for (index, &core) in claimed.iter().enumerate().skip(1) {
-        cores.send(core, (team.clone(), index, running.clone()));
+        cores.send(core, Job { team: team.clone(), index, running: running.clone() });
     }
+    let start = Instant::now();
     let result = {
         let _pinned = (claimed.len() > 1).then(|| affinity::Pinned::to(cores.cpus[claimed[0]]));
         let result = team.work(0, Some(poll));
-        let mut spins = 0;
-        while running.load(Ordering::Acquire) > 0 {
-            spins += 1;
-            if spins < BARRIER_SPIN {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-        }
+        wait_until(|| running.load(Ordering::Acquire) == 0);
         result
     };
     cores.release(&claimed);
+    if claimed.len() > 1 {
+        let stalled = Duration::from_nanos(team.barrier.stalled.load(Ordering::Relaxed));
+        lock(&cores.contention).record(stalled.as_secs_f64() > STALLED * start.elapsed().as_secs_f64());
+    }
     match result {
         Ok(()) => assert!(!team.barrier.broken.load(Ordering::Relaxed), "a worker of this run panicked"),
         Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// Whether other processes were seen to take cores away.
+struct Contention {
+    /// Until when runs use one worker.
+    until: Instant,
+    /// For how long they will if the next attempt stalls too.
+    pause: Duration,
+}
+
+impl Contention {
+    fn active(&self) -> bool {
+        Instant::now() < self.until
+    }
+
+    fn record(&mut self, stalled: bool) {
+        if stalled {
+            self.until = Instant::now() + self.pause;
+            self.pause = (2 * self.pause).min(ALONE.1);
+        } else {
+            self.pause = ALONE.0;
+        }
     }
 }
 
@@ -191,6 +250,7 @@ impl Cores {
                     busy: Mutex::new(vec![false; cpus.len()]),
                     freed: Condvar::new(),
                     helpers: cpus.iter().map(|_| Mutex::new(None)).collect(),
+                    contention: Mutex::new(Contention { until: Instant::now(), pause: ALONE.0 }),
                     cpus,
                 });
                 *cores = Some((process, new.clone()));
@@ -220,7 +280,7 @@ impl Cores {
     }
 
     /// Hands a job to the helper of core `core`, which is started if need be.
-    fn send(&self, core: usize, job: (Arc<Team>, usize, Arc<AtomicUsize>)) {
+    fn send(&self, core: usize, job: Job) {
         let mut helper = lock(&self.helpers[core]);
         let helper = helper.get_or_insert_with(|| {
             let (mailbox, cpu) = (Arc::new(Mailbox::default()), self.cpus[core]);
@@ -245,7 +305,7 @@ impl Mailbox {
         loop {
             if self.full.swap(false, Ordering::AcqRel) {
                 let job = lock(&self.job).take();
-                if let Some((team, index, running)) = job {
+                if let Some(Job { team, index, running }) = job {
                     // The caller learns of a panic from the broken barrier.
                     let _ = team.work(index, None);
                     // Dropped first: when the run is over, nothing but the caller holds the program.

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gguf::{GgufFile, TensorInfo};
 use crate::kernels::layout::with_layout;
 use crate::kernels::layout::{pack_group, quant_bytes, scale_bytes, Layout, Tile, GROUP, GROUP_QUANTS, SUPER, TILE};
-use crate::kernels::scalar::{group_weights, lane, unpack_group};
+use crate::kernels::scalar::{lane, row_weights, unpack_one};
 use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
 use std::ops::Range;
@@ -94,13 +94,13 @@ impl Matrix {
 /// Row `r` of a quantised tile.
 fn dequantize_row<L: Layout>(tile: &Tile<'_>, r: usize, out: &mut [f32]) {
     let offset = L::OFFSET_BITS.map_or(0, |bits| 1 << bits);
-    for (g, out) in out.chunks_mut(GROUP).enumerate() {
-        let quants = unpack_group::<L>(&tile.quants[g * 64 * L::BITS..]);
-        let weights = group_weights::<L>(tile.scales, g);
-        for (c, out) in out.iter_mut().enumerate() {
-            let sub = &weights[c / 16];
-            let quant = i32::from(quants[lane(r, c)]) - offset;
-            *out = sub.scale[r].mul_add(quant as f32, sub.minimum[r]);
+    for (i, out) in out.chunks_mut(16).enumerate() {
+        let (g, first) = (16 * i / GROUP, 16 * i % GROUP);
+        let (scale, minimum) = row_weights::<L>(tile.scales, g, first, r);
+        let group = &tile.quants[g * 64 * L::BITS..];
+        for (c, out) in (first..).zip(out) {
+            let quant = i32::from(unpack_one::<L>(group, lane(r, c))) - offset;
+            *out = scale.mul_add(quant as f32, minimum);
         }
     }
 }
@@ -148,7 +148,7 @@ fn pack_tile<L: Layout>(dtype: GgmlType, source: &[&[u8]], groups: usize, quants
             pack_group(L::BITS, &lanes, out);
         }
     }
-    debug_assert!(groups_per_block == 1 || groups % SUPER == 0);
+    debug_assert!(groups_per_block == 1 || groups.is_multiple_of(SUPER));
 }
 
 /// One tile of a float matrix: columns side by side, absent rows and columns zero.

@@ -142,6 +142,14 @@ def test_a_trace_survives_a_file(llm: Llama, tmp_path: Path) -> None:
     assert replay(loaded, SuffixDecoding()).trace.tokens == trace.tokens
 
 
+def test_log_probabilities_survive_a_file(llm: Llama, tmp_path: Path) -> None:
+    trace = llm.generate(PROMPT, max_tokens=4, logprobs=2, trace=True).trace
+    assert trace is not None
+    trace.save(tmp_path / "trace.jsonl")
+    assert Trace.load(tmp_path / "trace.jsonl") == trace
+    assert all(step.logprobs for step in trace)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

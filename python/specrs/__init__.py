@@ -26,6 +26,7 @@ from .models import pull as pull
 from .replay import Replay as Replay
 from .replay import replay as replay
 from .sampling import Sampling as Sampling
+from .sampling import TokenLogprob as TokenLogprob
 from .stats import Stats as Stats
 from .suffix_decoding import SuffixCorpus as SuffixCorpus
 from .suffix_decoding import SuffixDecoding as SuffixDecoding

@@ -156,6 +156,46 @@ class TextStream:
         """What was held back: one U+FFFD for each incomplete character."""
 
 @final
+class Sampler:
+    """Chooses the tokens of one sequence and keeps their history; see `specrs.Sampling`.
+
+    Logits are float32 [n_vocab], contiguous, and are read in place. ValueError where no token has a
+    logit above -inf; the history is then as it was.
+
+    Args:
+        prompt_tokens: Ids at the beginning that do not count as generated.
+    """
+
+    def __new__(
+        cls,
+        *,
+        prompt_tokens: int = 0,
+        seed: int = 0,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+    ) -> Sampler: ...
+    def __len__(self) -> int:
+        """Length of the history: the position of the next choice."""
+    def extend(self, tokens: TokenIds) -> None:
+        """Append `tokens` to the history."""
+    def truncate(self, length: int) -> None:
+        """Cut the history; ValueError if it is shorter."""
+    def adjust(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """New logits with penalties and biases applied, as the history demands."""
+    def pick(self, logits: npt.NDArray[np.float32], *, adjusted: bool = False) -> int:
+        """Choose the next token and append it; `adjusted` logits come from `adjust`."""
+    def log_probabilities(
+        self, logits: npt.NDArray[np.float32], token: int, count: int
+    ) -> tuple[float, list[tuple[int, float]]]:
+        """The log-softmax of `logits` at `token`, and the `count` largest with their ids, descending."""
+
+@final
 class NgramIndex:
     """Where the n-grams of a history occurred; sizes from `min_size` to `max_size`.
 

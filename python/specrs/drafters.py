@@ -11,6 +11,7 @@ from ._specrs import NgramIndex, SuffixIndex
 
 if TYPE_CHECKING:
     from ._specrs import Session, Tokenizer
+    from .sampling import Sampling
 
 
 class LanguageModel(Protocol):
@@ -52,8 +53,10 @@ class Drafter(Protocol):
     """Anything that guesses how a sequence of tokens goes on. Guesses cost time, never correctness.
 
     A drafter may also have `check_target(target)`, which is called with the target `Llama` before
-    a generation begins and raises ValueError if the two do not fit, and `members`, several drafters
-    that are asked in its place, one after the other.
+    a generation begins and raises ValueError if the two do not fit; `coupled(sampling,
+    prompt_tokens)`, which returns the drafter to use in one generation, such as one that draws the
+    same random numbers as the target; and `members`, several drafters that are asked in its place,
+    one after the other.
     """
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
@@ -235,6 +238,12 @@ class Chain:
             check = getattr(member, "check_target", None)
             if check is not None:
                 check(target)
+
+    def coupled(self, sampling: Sampling, prompt_tokens: int) -> Chain:
+        """Return the chain with every member that draws random numbers drawing the target's."""
+        coupled = [getattr(member, "coupled", None) for member in self.members]
+        pairs = zip(self.members, coupled, strict=True)
+        return Chain(*(couple(sampling, prompt_tokens) if couple else m for m, couple in pairs))
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
         """Return the first proposal that is not empty."""

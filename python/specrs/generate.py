@@ -15,7 +15,7 @@ from typing import Literal
 from ._specrs import ContextOverflow, Session
 from .drafters import Draft, Drafter, common_prefix
 from .length import LengthPolicy
-from .sampling import Sampling
+from .sampling import Picker, Sampling, TokenLogprob
 from .verify import verify
 
 FinishReason = Literal["stop", "length"]
@@ -36,6 +36,7 @@ class Step:
         verify_seconds: Time of the forward, the picks and the comparison.
         finish_reason: Set in the last step: "stop" at an end, "length" when no room is left.
         matched: Length of the context the draft rests on, 0 if it has none.
+        logprobs: One for each of `tokens`; None unless asked for.
     """
 
     position: int
@@ -48,6 +49,7 @@ class Step:
     verify_seconds: float
     finish_reason: FinishReason | None
     matched: int = 0
+    logprobs: list[TokenLogprob] | None = None
 
     @property
     def seconds(self) -> float:
@@ -88,6 +90,7 @@ def steps(
     drafter: Drafter | None,
     length: LengthPolicy,
     ends: Callable[[int], bool],
+    logprobs: int | None = None,
 ) -> Generator[Step]:
     """Generate after `prompt`, step by step.
 
@@ -105,11 +108,17 @@ def steps(
         drafter: Who proposes; None decodes plainly.
         length: How much to ask of the drafter.
         ends: Asked once about every new id, in order; True makes this id the last.
+        logprobs: How many of the most likely tokens to tell with every new one; None tells nothing.
     """
     limit = len(prompt) + room(prompt, n_ctx, max_tokens)
     tokens = list(prompt)
     if len(tokens) == limit:
         return
+    sampling = sampling.seeded()
+    picker = Picker(sampling, prompt, logprobs)
+    coupled = getattr(drafter, "coupled", None)
+    if coupled is not None:
+        drafter = coupled(sampling, len(prompt))
     with _exclusive(session):
         # Even a prompt that is cached whole needs its last token again: for its logits.
         session.truncate(min(common_prefix(session.tokens, tokens), len(tokens) - 1))
@@ -121,7 +130,7 @@ def steps(
             position, unseen = len(tokens), tokens[len(session) :]
             try:
                 logits = session.forward_last(unseen + draft, 1 + len(draft))
-                made = verify(sampling.picks(logits, tokens, draft), draft)
+                made = verify(picker.picks(logits), draft)
                 accepted = len(made) - 1
                 for count, token in enumerate(made, 1):
                     if ends(token):
@@ -146,6 +155,7 @@ def steps(
                 verify_seconds=perf_counter() - drafted,
                 finish_reason=finish_reason,
                 matched=draft.matched,
+                logprobs=None if picker.logprobs is None else picker.logprobs[: len(made)],
             )
             length.update(step)
             yield step

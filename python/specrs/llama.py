@@ -18,7 +18,7 @@ from .costs import MeasuredCost
 from .drafters import Drafter
 from .generate import FinishReason, Step, room, steps
 from .length import LengthPolicy
-from .sampling import Sampling
+from .sampling import Sampling, TokenLogprob
 from .stats import Stats
 from .text import Chunk, TextWriter
 from .trace import Trace
@@ -51,7 +51,7 @@ class Completion:
         tokens: The ids made, the one that ended the generation included.
         finish_reason: "stop" at an end token or stop string, "length" at `max_tokens` or a full
             context.
-        logprobs: None unless asked for.
+        logprobs: One for each of `tokens`; None unless asked for.
         stats: What it cost.
         trace: The steps, if asked for.
     """
@@ -59,7 +59,7 @@ class Completion:
     text: str
     tokens: list[int]
     finish_reason: FinishReason
-    logprobs: None
+    logprobs: list[TokenLogprob] | None
     stats: Stats
     trace: Trace | None
 
@@ -79,12 +79,14 @@ class Stream(Iterator[Chunk]):
         stats: Stats,
         trace: Trace | None,
         finish_reason: FinishReason | None,
+        has_logprobs: bool,
     ) -> None:
         self.stats = stats
         self.finish_reason = finish_reason
         self._events = events
         self._writer = writer
         self._trace = trace
+        self._has_logprobs = has_logprobs
         self._ready: deque[Chunk] = deque()
 
     def __next__(self) -> Chunk:
@@ -111,7 +113,9 @@ class Stream(Iterator[Chunk]):
             text="".join(chunk.text for chunk in chunks),
             tokens=[token for chunk in chunks for token in chunk.tokens],
             finish_reason=self.finish_reason,
-            logprobs=None,
+            logprobs=[of for chunk in chunks for of in chunk.logprobs or ()]
+            if self._has_logprobs
+            else None,
             stats=self.stats,
             trace=self._trace,
         )
@@ -236,7 +240,8 @@ class Llama:
             draft_length: How far to guess; None is `AdaptiveLength()`: as far as it pays.
             stop: Text or texts before which the result ends.
             ignore_eos: Go on after the model's own end tokens.
-            logprobs: Not available in this version.
+            logprobs: Tell with every token its log-probability and those of this many most likely
+                tokens; 0 tells only its own. None tells nothing.
             session: Continue here: what it shares with the prompt is not evaluated again, and it
                 holds prompt and result afterwards, without the last token. None is a new one.
             attention: "dense"; other patterns are not available in this version.
@@ -251,9 +256,15 @@ class Llama:
         nothing_to_do = room(ids, self.n_ctx, max_tokens) == 0
         stops = _checked_stop(stop)
         _require("sampling", sampling, Sampling)
-        sampling.check_supported()
+        sampling.check_vocabulary(self.n_vocab)
+        sampling = sampling.seeded()
         if logprobs is not None:
-            raise NotImplementedError("logprobs are not supported yet; leave logprobs at None")
+            logprobs = _checked_index("logprobs", logprobs)
+            if not 0 <= logprobs <= self.n_vocab:
+                raise ValueError(
+                    f"logprobs must be from 0 to {self.n_vocab}, the size of the vocabulary, "
+                    f"not {logprobs}"
+                )
         if attention != "dense":
             raise NotImplementedError(f"attention={attention!r} is not supported yet; use 'dense'")
         length = self._checked_drafting(drafter, draft_length)
@@ -270,13 +281,15 @@ class Llama:
             drafter=drafter,
             length=length,
             ends=writer.ends,
+            logprobs=logprobs,
         )
         return Stream(
             events,
             writer,
-            stats=Stats(prompt_tokens=len(ids)),
+            stats=Stats(len(ids), seed=sampling.seed if sampling.temperature > 0 else None),
             trace=Trace(ids) if trace else None,
             finish_reason="length" if nothing_to_do else None,
+            has_logprobs=logprobs is not None,
         )
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:

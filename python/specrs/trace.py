@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from .generate import Step
+from .sampling import TokenLogprob
 
 
 class Trace(list[Step]):
@@ -44,7 +46,7 @@ class Trace(list[Step]):
                 raise ValueError(f"format {head['format']!r}")
             trace = cls(head["prompt"])
             for number, line in enumerate(lines[1:], 2):  # noqa: B007 - the error names it
-                trace.append(Step(**json.loads(line)))
+                trace.append(_step(json.loads(line)))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             names = ", ".join(field.name for field in fields(Step))
             raise ValueError(
@@ -55,3 +57,14 @@ class Trace(list[Step]):
 
 
 _FORMAT = "specrs trace 1"
+
+
+def _step(values: dict[str, Any]) -> Step:
+    """Make a step of its values as JSON knows them."""
+    logprobs = values.pop("logprobs", None)
+    if logprobs is not None:
+        logprobs = [
+            TokenLogprob(one["token"], one["logprob"], tuple((id_, p) for id_, p in one["top"]))
+            for one in logprobs
+        ]
+    return Step(**values, logprobs=logprobs)

@@ -1,0 +1,213 @@
+//! The weights of a Llama on a candle device, quantised as in the file.
+
+use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
+use candle_core::{Device, Tensor};
+use std::borrow::Cow;
+
+use crate::blocks::GgmlType;
+use crate::candle_cache::device_error;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gguf::{GgufFile, TensorInfo};
+
+/// One transformer block.
+pub struct Layer {
+    /// RMSNorm gains before attention.
+    pub attn_norm: Tensor,
+    /// Queries.
+    pub attn_q: QMatMul,
+    /// Keys.
+    pub attn_k: QMatMul,
+    /// Values.
+    pub attn_v: QMatMul,
+    /// Attention output.
+    pub attn_output: QMatMul,
+    /// RMSNorm gains before the feed-forward layer.
+    pub ffn_norm: Tensor,
+    /// Gate of the feed-forward layer.
+    pub ffn_gate: QMatMul,
+    /// Its other input projection.
+    pub ffn_up: QMatMul,
+    /// Its output projection.
+    pub ffn_down: QMatMul,
+}
+
+/// All weights of a model; matrices are `[outputs][inputs]`.
+pub struct Weights {
+    /// Token embeddings, one row a token.
+    pub embedding: QMatMul,
+    /// Transformer blocks, first to last.
+    pub layers: Vec<Layer>,
+    /// RMSNorm gains before the output.
+    pub output_norm: Tensor,
+    /// Projection to the vocabulary; the embeddings again when the file ties them.
+    pub output: QMatMul,
+    /// Bytes of the matrices.
+    pub bytes: usize,
+}
+
+impl Weights {
+    /// Reads the tensors of `file` onto `device`.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if a tensor is missing or has a type that candle lacks, [`Error::Argument`] if the device fails.
+    pub fn load(file: &GgufFile, config: &Config, device: &Device) -> Result<Self> {
+        let loader = Loader { file, device };
+        let embedding = loader.matrix("token_embd")?;
+        let layers = (0..config.n_layer).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>>>()?;
+        let output_norm = loader.vector("output_norm")?;
+        let untied = file.tensor("output.weight").map(|_| loader.matrix("output")).transpose()?;
+        let matrices = layers.iter().flat_map(Layer::matrices).chain([&embedding]).chain(&untied);
+        let bytes = matrices.map(resident_bytes).sum();
+        let output = untied.unwrap_or_else(|| embedding.clone());
+        Ok(Self { embedding, layers, output_norm, output, bytes })
+    }
+}
+
+impl Layer {
+    fn matrices(&self) -> [&QMatMul; 7] {
+        let Self { attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down, .. } = self;
+        [attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down]
+    }
+}
+
+/// Bytes that candle keeps of a matrix: it widens float types to f32.
+fn resident_bytes(matrix: &QMatMul) -> usize {
+    match matrix {
+        QMatMul::QTensor(tensor) => tensor.storage_size_in_bytes(),
+        QMatMul::Tensor(tensor) | QMatMul::TensorF16(tensor) => tensor.elem_count() * tensor.dtype().size_in_bytes(),
+    }
+}
+
+/// Opens the device that users call `name`: `candle-cpu`, `metal` or `cuda`.
+///
+/// # Errors
+/// [`Error::Argument`] if it is unknown, not part of this build, or does not work.
+pub fn open_device(name: &str) -> Result<Device> {
+    let compiled = match name {
+        "candle-cpu" => return Ok(Device::Cpu),
+        "metal" => cfg!(feature = "metal"),
+        "cuda" => cfg!(feature = "cuda"),
+        _ => {
+            return Err(Error::Argument(format!(
+                "device \"{name}\" is unknown to the candle engine; it has \"candle-cpu\", \"metal\" and \"cuda\""
+            )))
+        }
+    };
+    if !compiled {
+        return Err(Error::Argument(format!(
+            "device \"{name}\" needs a build of specrs with the cargo feature `{name}`, which this one lacks; \
+             build it from source with `pip install . --config-settings=build-args=--features=python,{name}`, \
+             or use device=\"cpu\""
+        )));
+    }
+    let device = if name == "metal" { Device::new_metal(0) } else { Device::new_cuda(0) };
+    device.map_err(|source| Error::Argument(format!("device \"{name}\" does not work: {source}; use device=\"cpu\"")))
+}
+
+/// Reads tensors of a file onto a device.
+struct Loader<'a> {
+    file: &'a GgufFile,
+    device: &'a Device,
+}
+
+impl Loader<'_> {
+    fn layer(&self, index: usize) -> Result<Layer> {
+        let matrix = |name| self.matrix(&format!("blk.{index}.{name}"));
+        let vector = |name| self.vector(&format!("blk.{index}.{name}"));
+        Ok(Layer {
+            attn_norm: vector("attn_norm")?,
+            attn_q: matrix("attn_q")?,
+            attn_k: matrix("attn_k")?,
+            attn_v: matrix("attn_v")?,
+            attn_output: matrix("attn_output")?,
+            ffn_norm: vector("ffn_norm")?,
+            ffn_gate: matrix("ffn_gate")?,
+            ffn_up: matrix("ffn_up")?,
+            ffn_down: matrix("ffn_down")?,
+        })
+    }
+
+    fn matrix(&self, name: &str) -> Result<QMatMul> {
+        QMatMul::from_qtensor(self.tensor(name)?).map_err(|source| device_error(self.device, &source))
+    }
+
+    fn vector(&self, name: &str) -> Result<Tensor> {
+        let values = self.tensor(name)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
+        values.map_err(|source| device_error(self.device, &source))
+    }
+
+    /// The tensor `name.weight` as it is in the file.
+    fn tensor(&self, name: &str) -> Result<QTensor> {
+        let info = self.file.require(&format!("{name}.weight"))?;
+        let dtype = self.dtype(info)?;
+        let data = self.file.data(info);
+        // candle reads blocks where they are, but a file may put them anywhere.
+        let aligned: Vec<u32>;
+        let data = if data.as_ptr().cast::<u32>().is_aligned() {
+            data
+        } else {
+            aligned = aligned_copy(data);
+            &bytemuck::cast_slice(&aligned)[..data.len()]
+        };
+        let tensor = QStorage::from_data(Cow::Borrowed(data), self.device, dtype)
+            .and_then(|storage| QTensor::new(storage, (info.rows(), info.columns())));
+        self.file.release(info);
+        tensor.map_err(|source| device_error(self.device, &source))
+    }
+
+    fn dtype(&self, info: &TensorInfo) -> Result<GgmlDType> {
+        Ok(match info.dtype {
+            GgmlType::F32 => GgmlDType::F32,
+            GgmlType::F16 => GgmlDType::F16,
+            GgmlType::BF16 => GgmlDType::BF16,
+            GgmlType::Q4_0 => GgmlDType::Q4_0,
+            GgmlType::Q4_1 => GgmlDType::Q4_1,
+            GgmlType::Q5_0 => GgmlDType::Q5_0,
+            GgmlType::Q5_1 => GgmlDType::Q5_1,
+            GgmlType::Q8_0 => GgmlDType::Q8_0,
+            GgmlType::Q2_K => GgmlDType::Q2K,
+            GgmlType::Q3_K => GgmlDType::Q3K,
+            GgmlType::Q4_K => GgmlDType::Q4K,
+            GgmlType::Q5_K => GgmlDType::Q5K,
+            GgmlType::Q6_K => GgmlDType::Q6K,
+            GgmlType::IQ4_NL | GgmlType::IQ4_XS => {
+                return Err(self.file.metadata().error(format_args!(
+                    "tensor `{}` has type {}, which the candle engine lacks; use device=\"cpu\"",
+                    info.name,
+                    info.dtype.name()
+                )))
+            }
+        })
+    }
+}
+
+/// `bytes` at an address that suits every type, padded with zeros.
+fn aligned_copy(bytes: &[u8]) -> Vec<u32> {
+    let mut copy = vec![0; bytes.len().div_ceil(4)];
+    bytemuck::cast_slice_mut(&mut copy)[..bytes.len()].copy_from_slice(bytes);
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::tiny_llama;
+    use crate::metadata::Value;
+
+    #[test]
+    fn tensors_may_stand_at_any_address() {
+        let mut model = tiny_llama();
+        model.alignment = 1;
+        model.set("general.alignment", Value::U32(1)).tensor("first.weight", GgmlType::Q8_0, &[32]);
+        model.tensors.rotate_right(1);
+        let file = model.file();
+        let file = GgufFile::open(file.path()).unwrap();
+        for name in ["token_embd", "output_norm", "blk.1.ffn_down"] {
+            let info = file.require(&format!("{name}.weight")).unwrap();
+            assert!(!file.data(info).as_ptr().cast::<u32>().is_aligned());
+            let loader = Loader { file: &file, device: &Device::Cpu };
+            assert_eq!(&*loader.tensor(name).unwrap().data().unwrap(), file.data(info));
+        }
+    }
+}

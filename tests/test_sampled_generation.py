@@ -126,7 +126,12 @@ def test_a_draft_model_draws_with_the_noise_of_the_target(
     drafter = DraftModel(twin)
     for prompt in (PROMPT, PROMPT, PROMPT[:5], [9, 9]):  # one session, many generations
         out = llm.generate(
-            prompt, max_tokens=25, ignore_eos=True, sampling=sampling, drafter=drafter
+            prompt,
+            max_tokens=25,
+            ignore_eos=True,
+            sampling=sampling,
+            drafter=drafter,
+            draft_length=FixedLength(4),
         )
         assert out.stats.acceptance_rate == 1
         assert out.stats.forward_calls < 9  # an end token, which is ignored here, ends a draft

@@ -40,7 +40,11 @@ class Draft:
         ({"stop": [5]}, TypeError, "stop must be text"),
         ({"stop": 5}, TypeError, "stop must be text"),
         ({"sampling": 0.8}, TypeError, r"sampling must be a specrs.Sampling, not 0.8"),
-        ({"sampling": Sampling(logit_bias={30: 1.0})}, ValueError, "logit_bias: token 30 is outside"),
+        (
+            {"sampling": Sampling(logit_bias={30: 1.0})},
+            ValueError,
+            "logit_bias: token 30 is outside",
+        ),
         ({"logprobs": -1}, ValueError, "logprobs must be from 0 to 30, .* not -1"),
         ({"logprobs": 31}, ValueError, "logprobs must be from 0 to 30, .* not 31"),
         ({"logprobs": 1.5}, TypeError, "logprobs must be an int or None, not 1.5"),

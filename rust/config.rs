@@ -148,7 +148,7 @@ impl Keys<'_> {
                  `llama.attention.key_length` and `value_length` must be equal"
             ))),
             (Some(width), _) | (None, Some(width)) => Ok(width),
-            (None, None) if n_embd % n_head == 0 => Ok(n_embd / n_head),
+            (None, None) if n_embd.is_multiple_of(n_head) => Ok(n_embd / n_head),
             (None, None) => Err(self.error(format_args!(
                 "{n_head} heads do not divide the width {n_embd} evenly and \
                  `llama.attention.key_length` is missing"

@@ -5,6 +5,7 @@
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
 mod attend;
+mod output;
 
 use crate::attention::{Accumulator, Unit, Workspace};
 use crate::cache::Page;
@@ -40,12 +41,16 @@ pub struct Buffers {
     x: Shared<f32>,
     /// Queries, keys and values.
     qkv: Shared<f32>,
-    /// Normed input of the products.
+    /// Normed input of the layers' products.
     normed: Activations,
+    /// Normed input of the output product, two rows for each wanted one.
+    output: Activations,
     /// Attention output.
     attended: Activations,
-    /// Activated feed-forward values.
+    /// Activated feed-forward values, first the gate.
     hidden: Activations,
+    /// The feed-forward layer's other input projection.
+    up: Shared<f32>,
 }
 
 impl Buffers {
@@ -56,8 +61,10 @@ impl Buffers {
             x: Shared::zeroed(rows * config.n_embd),
             qkv: Shared::zeroed(rows * (config.n_head + 2 * config.n_head_kv) * config.head_dim),
             normed: Activations::new(rows, config.n_embd),
+            output: Activations::new(2 * rows, config.n_embd),
             attended: Activations::new(rows, config.n_head * config.head_dim),
             hidden: Activations::new(rows, config.n_ff),
+            up: Shared::zeroed(rows * config.n_ff),
         }
     }
 }
@@ -121,7 +128,9 @@ impl Pass {
         let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
 
         let group = config.n_head / config.n_head_kv;
-        let unit_rows = Unit::rows(group);
+        // Small enough that every worker gets several units, or the slowest decides.
+        let even = (rows.len() * config.n_head_kv).div_ceil(4 * workers);
+        let unit_rows = 1 << even.clamp(1, Unit::rows(group)).ilog2();
         let mut units: Vec<UnitRows> = Vec::new();
         let mut partial = 0;
         for (i, row) in rows.iter().enumerate() {
@@ -163,7 +172,7 @@ impl Pass {
             if worker.poll() {
                 self.stopped.store(true, Ordering::Relaxed);
             }
-            self.norm(worker, 0..self.rows.len(), &layer.attn_norm, |row| row);
+            self.norm(worker, &layer.attn_norm);
             worker.barrier();
             if self.stopped.load(Ordering::Relaxed) {
                 return;
@@ -181,14 +190,14 @@ impl Pass {
             worker.barrier();
             self.add_product(worker, &layer.attn_output, &self.buffers.attended, &mut local);
             worker.barrier();
-            self.norm(worker, 0..self.rows.len(), &layer.ffn_norm, |row| row);
+            self.norm(worker, &layer.ffn_norm);
             worker.barrier();
             self.activate(worker, layer, &mut local);
             worker.barrier();
             self.add_product(worker, &layer.ffn_down, &self.buffers.hidden, &mut local);
             worker.barrier();
         }
-        self.norm(worker, 0..self.wanted.len(), &self.decoder.weights.output_norm, |i| self.wanted[i]);
+        self.output_norm(worker);
         worker.barrier();
         self.output(worker, &mut local);
     }
@@ -205,12 +214,11 @@ impl Pass {
         }
     }
 
-    /// Norms the residual of row `source(i)` into row `i` of the products' input.
-    fn norm(&self, worker: &Worker<'_>, rows: Range<usize>, gain: &[f32], source: impl Fn(usize) -> usize) {
+    fn norm(&self, worker: &Worker<'_>, gain: &[f32]) {
         let Decoder { config, kernels, .. } = &*self.decoder;
         let normed = &self.buffers.normed;
-        for row in worker.share(rows.len(), 1) {
-            let x = self.buffers.x.read(self.residual(source(row)));
+        for row in worker.share(self.rows.len(), 1) {
+            let x = self.buffers.x.read(self.residual(row));
             kernels.rms_norm(x, gain, config.rms_eps, normed.values(row, 0..config.n_embd));
             normed.quantize(kernels, row, 0..normed.groups());
         }
@@ -226,7 +234,7 @@ impl Pass {
             let tiles = own(share.start)..own(share.end);
             self.multiply(matrix, tiles, &self.buffers.normed, self.rows.len(), local, |row, columns, values| {
                 let at = row * width + first_column;
-                self.buffers.qkv.write(at + columns.start..at + columns.end).copy_from_slice(values);
+                put(values, self.buffers.qkv.write(at + columns.start..at + columns.end));
             });
             first_tile += matrix.tiles();
             first_column += matrix.rows;
@@ -278,18 +286,22 @@ impl Pass {
 
     /// The gated half of the feed-forward layer; a worker quantises the columns it computed.
     fn activate(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
-        let kernels = &self.decoder.kernels;
-        let (hidden, rows) = (&self.buffers.hidden, self.rows.len());
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        let Buffers { normed, hidden, up, .. } = &self.buffers;
+        let rows = self.rows.len();
         let tiles = worker.share(layer.ffn_gate.tiles(), GROUP / TILE);
-        self.multiply(&layer.ffn_gate, tiles.clone(), &self.buffers.normed, rows, local, |row, columns, gate| {
-            hidden.values(row, columns).copy_from_slice(gate);
+        self.multiply(&layer.ffn_gate, tiles.clone(), normed, rows, local, |row, columns, values| {
+            put(values, hidden.values(row, columns));
         });
-        self.multiply(&layer.ffn_up, tiles.clone(), &self.buffers.normed, rows, local, |row, columns, up| {
-            kernels.swiglu(hidden.values(row, columns), up);
+        self.multiply(&layer.ffn_up, tiles.clone(), normed, rows, local, |row, columns, values| {
+            let at = row * config.n_ff;
+            put(values, up.write(at + columns.start..at + columns.end));
         });
-        let groups = tiles.start * TILE / GROUP..(tiles.end * TILE).div_ceil(GROUP);
+        let columns = tiles.start * TILE..config.n_ff.min(tiles.end * TILE);
         for row in 0..rows {
-            hidden.quantize(kernels, row, groups.clone());
+            let at = row * config.n_ff;
+            kernels.swiglu(hidden.values(row, columns.clone()), up.read(at + columns.start..at + columns.end));
+            hidden.quantize(kernels, row, columns.start / GROUP..columns.end.div_ceil(GROUP));
         }
     }
 
@@ -298,22 +310,12 @@ impl Pass {
         let tiles = worker.share(matrix.tiles(), 1);
         self.multiply(matrix, tiles, input, self.rows.len(), local, |row, columns, values| {
             let at = self.residual(row).start;
-            let x = self.buffers.x.write(at + columns.start..at + columns.end);
-            x.iter_mut().zip(values).for_each(|(x, value)| *x += value);
+            add(values, self.buffers.x.write(at + columns.start..at + columns.end));
         });
     }
 
-    fn output(&self, worker: &Worker<'_>, local: &mut Local) {
-        let n_vocab = self.decoder.config.n_vocab;
-        let matrix = &self.decoder.weights.output;
-        let tiles = worker.share(matrix.tiles(), 1);
-        self.multiply(matrix, tiles, &self.buffers.normed, self.wanted.len(), local, |row, columns, values| {
-            let at = row * n_vocab;
-            self.logits.write(at + columns.start..at + columns.end).copy_from_slice(values);
-        });
-    }
-
-    /// Multiplies some tiles with the first `rows` rows of `input`: `sink(row, columns, values)`.
+    /// Multiplies some tiles with the first `rows` rows of `input`: `sink(row, columns, values)`; the last tile may have
+    /// fewer columns than values.
     fn multiply(
         &self,
         matrix: &Matrix,
@@ -321,7 +323,7 @@ impl Pass {
         input: &Activations,
         rows: usize,
         local: &mut Local,
-        mut sink: impl FnMut(usize, Range<usize>, &[f32]),
+        mut sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
     ) {
         if rows == 0 {
             return;
@@ -330,9 +332,25 @@ impl Pass {
         for_each_tile(&self.decoder.kernels, matrix, tiles, input, &mut local.tile, |first, tile, results| {
             let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
             for (i, values) in results.iter().enumerate() {
-                sink(first + i, columns.clone(), &values[..columns.len()]);
+                sink(first + i, columns.clone(), values);
             }
         });
+    }
+}
+
+/// Stores the results of a tile; whole ones, nearly all, as one fixed-size copy instead of a call.
+fn put(values: &[f32; TILE], to: &mut [f32]) {
+    match <&mut [f32; TILE]>::try_from(&mut *to) {
+        Ok(to) => *to = *values,
+        Err(_) => to.copy_from_slice(&values[..to.len()]),
+    }
+}
+
+/// Adds the results of a tile, likewise.
+fn add(values: &[f32; TILE], to: &mut [f32]) {
+    match <&mut [f32; TILE]>::try_from(&mut *to) {
+        Ok(to) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
+        Err(_) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
     }
 }
 

@@ -50,6 +50,19 @@ impl Activations {
         kernels.quantize(self.values.read(columns.clone()), self.quants.write(columns), self.scales.write(groups));
     }
 
+    /// Makes row `to` of what quantising took off row `row`; the two together have twice the bits.
+    pub fn quantize_rest(&self, kernels: &Kernels, row: usize, to: usize) {
+        let width = self.groups * GROUP;
+        let values = self.values.read(row * width..(row + 1) * width);
+        let quants = self.quants.read(row * width..(row + 1) * width);
+        let scales = self.scales.read(row * self.groups..(row + 1) * self.groups);
+        let rest = self.values(to, 0..width);
+        for (i, rest) in rest.iter_mut().enumerate() {
+            *rest = f32::from(quants[i]).mul_add(-scales[i / GROUP].scale, values[i]);
+        }
+        self.quantize(kernels, to, 0..self.groups);
+    }
+
     /// The first `rows` rows.
     pub fn rows(&self, rows: usize) -> Rows<'_> {
         let groups = rows * self.groups;

@@ -2,24 +2,32 @@
 
 mod attention;
 mod convert;
+mod drafting;
+mod sampling;
+mod sessions;
 
-use crate::cache::PAGE;
+use crate::config::Config;
+use crate::error::Error;
 use crate::gguf::GgufFile;
+use crate::layout::ignored_tensors;
 use crate::saved;
 use crate::session::{self, Options};
 use crate::text_stream;
 use crate::tokenizer;
-use attention::{pattern, prompt, PyPattern};
+use attention::{pattern, PyPattern};
 use convert::{metadata_dict, token_ids, ContextOverflow, Count, GgufError};
-use numpy::{PyArray1, PyArray2, PyArray3, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use sessions::{PySession, PySnapshot};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How often a long call looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
+
+/// How often a call looks whether another thread's call on the same session is done.
+const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Runs `compute` without the GIL; it polls for signals, and an exception raised by a handler stops it.
 fn interruptible<T: Send>(
@@ -49,6 +57,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The same while signals are heard: whoever holds it may compute for long.
+fn lock_polling<'a, T>(mutex: &'a Mutex<T>, poll: &mut dyn FnMut() -> bool) -> crate::error::Result<MutexGuard<'a, T>> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if poll() => return Err(Error::Interrupted),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_INTERVAL),
+        }
+    }
+}
+
+/// Name, type, shape and bytes of a tensor.
+type TensorRow<'a, 'py> = (&'a str, &'a str, Bound<'py, PyTuple>, usize);
+
 #[pyclass(frozen, module = "specrs._specrs", name = "GgufFile")]
 struct PyGgufFile(GgufFile);
 
@@ -74,8 +97,12 @@ impl PyGgufFile {
         metadata_dict(py, self.0.metadata())
     }
 
+    fn ignored_tensors(&self) -> PyResult<Vec<&str>> {
+        Ok(ignored_tensors(&self.0, &Config::from_gguf(&self.0)?))
+    }
+
     #[getter]
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<(&str, &str, Bound<'py, PyTuple>, usize)>> {
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<TensorRow<'_, 'py>>> {
         let row = |tensor: &'_ crate::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
         self.0.tensors().iter().map(|t| Ok((t.name.as_str(), t.dtype.name(), row(t)?, t.bytes()))).collect()
     }
@@ -102,8 +129,10 @@ impl PyModel {
         let options = Options { n_ctx: n_ctx.map(|n| n.0), threads: threads.map(|n| n.0), device };
         interruptible(py, |poll| {
             let file = GgufFile::open(&path)?;
-            let model = session::Model::load(&file, &options, poll)?;
+            // What can be refused is refused before the weights are read.
+            options.check(&file)?;
             let tokenizer = tokenizer::Tokenizer::from_gguf(&file)?;
+            let model = session::Model::load(&file, &options, poll)?;
             Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
         })
     }
@@ -144,6 +173,16 @@ impl PyModel {
     }
 
     #[getter]
+    fn n_ctx_train(&self) -> usize {
+        self.model.config().n_ctx_train
+    }
+
+    #[getter]
+    fn passes(&self) -> (u64, u64) {
+        self.model.engine().passes()
+    }
+
+    #[getter]
     fn cache_bytes_per_token(&self) -> usize {
         self.model.engine().cache_bytes_per_token()
     }
@@ -167,163 +206,6 @@ impl PyModel {
 
     fn load_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<PySession> {
         Ok(PySession::from(py.detach(|| saved::load(self.model.clone(), &path))?))
-    }
-}
-
-#[pyclass(frozen, module = "specrs._specrs", name = "Snapshot")]
-struct PySnapshot(session::Snapshot);
-
-#[pymethods]
-impl PySnapshot {
-    fn __len__(&self) -> usize {
-        self.0.len()
-    }
-}
-
-/// Calls from several threads wait for each other on the lock, without the GIL.
-#[pyclass(frozen, module = "specrs._specrs", name = "Session")]
-struct PySession(Mutex<session::Session>);
-
-impl From<session::Session> for PySession {
-    fn from(session: session::Session) -> Self {
-        Self(Mutex::new(session))
-    }
-}
-
-impl PySession {
-    fn with<T: Send>(&self, py: Python<'_>, f: impl FnOnce(&mut session::Session) -> T + Send) -> T {
-        py.detach(|| f(&mut lock(&self.0)))
-    }
-
-    /// Logits of the last `positions` tokens, or of all.
-    fn logits<'py>(
-        &self,
-        py: Python<'py>,
-        tokens: &Bound<'py, PyAny>,
-        positions: Option<usize>,
-    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let tokens = token_ids(tokens)?;
-        let positions = positions.unwrap_or(tokens.len());
-        let (logits, n_vocab) = interruptible(py, |poll| {
-            let mut session = lock(&self.0);
-            let logits = session.forward(&tokens, positions, poll)?;
-            Ok((logits, session.model().config().n_vocab))
-        })?;
-        PyArray1::from_vec(py, logits).reshape([positions, n_vocab])
-    }
-}
-
-#[pymethods]
-impl PySession {
-    #[getter]
-    fn tokens(&self, py: Python<'_>) -> Vec<u32> {
-        self.with(py, |session| session.tokens().to_vec())
-    }
-
-    fn __len__(&self, py: Python<'_>) -> usize {
-        self.with(py, |session| session.tokens().len())
-    }
-
-    fn forward<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
-        let logits = self.logits(py, tokens, Some(1))?;
-        let n_vocab = logits.shape()[1];
-        logits.reshape([n_vocab])
-    }
-
-    fn forward_all_positions<'py>(
-        &self,
-        py: Python<'py>,
-        tokens: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        self.logits(py, tokens, None)
-    }
-
-    fn forward_last<'py>(
-        &self,
-        py: Python<'py>,
-        tokens: &Bound<'py, PyAny>,
-        positions: Count,
-    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        self.logits(py, tokens, Some(positions.0))
-    }
-
-    #[pyo3(signature = (
-        tokens, *, attention=None, positions=Count(1), progress=None, prompt_length=None, kept=None
-    ))]
-    #[allow(clippy::too_many_arguments)]
-    fn prefill<'py>(
-        &self,
-        py: Python<'py>,
-        tokens: &Bound<'py, PyAny>,
-        attention: Option<&Bound<'py, PyAny>>,
-        positions: Count,
-        progress: Option<Py<PyAny>>,
-        prompt_length: Option<Count>,
-        kept: Option<&Bound<'py, PyArray3<u32>>>,
-    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let tokens = token_ids(tokens)?;
-        let state = |session: &mut session::Session| (session.tokens().len(), session.model().config().n_layer);
-        let (len, n_layer) = self.with(py, state);
-        let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
-        let mut failed = None;
-        let result = interruptible(py, |poll| {
-            let mut session = lock(&self.0);
-            let mut report = |done: usize| match &progress {
-                None => true,
-                Some(progress) => Python::attach(|py| {
-                    failed = progress.call1(py, (done, tokens.len())).err();
-                    failed.is_none()
-                }),
-            };
-            let logits = session.prefill(&tokens, positions.0, prompt.as_ref(), &mut report, poll)?;
-            Ok((logits, session.model().config().n_vocab))
-        });
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        let (logits, n_vocab) = result?;
-        if let (Some(kept), Some(counts)) = (kept, prompt.and_then(|prompt| prompt.counts)) {
-            kept.try_readwrite()?.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
-        }
-        PyArray1::from_vec(py, logits).reshape([positions.0, n_vocab])
-    }
-
-    fn kept_shape(&self, py: Python<'_>, length: Count) -> (usize, usize, usize) {
-        self.with(py, |session| {
-            let blocks = (session.tokens().len() + length.0).div_ceil(PAGE);
-            (session.model().config().n_layer, blocks, blocks)
-        })
-    }
-
-    #[getter]
-    fn sparse_spans(&self, py: Python<'_>) -> Vec<(usize, usize, String)> {
-        let span = |span: &session::Span| (span.positions.start, span.positions.end, span.pattern.to_string());
-        self.with(py, |session| session.spans().iter().map(span).collect())
-    }
-
-    fn truncate(&self, py: Python<'_>, length: Count) -> PyResult<()> {
-        Ok(self.with(py, |session| session.truncate(length.0))?)
-    }
-
-    fn reset(&self, py: Python<'_>) {
-        self.with(py, session::Session::reset);
-    }
-
-    fn snapshot(&self, py: Python<'_>) -> PySnapshot {
-        PySnapshot(self.with(py, |session| session.snapshot()))
-    }
-
-    fn restore(&self, py: Python<'_>, snapshot: &PySnapshot) -> PyResult<()> {
-        let snapshot = &snapshot.0;
-        Ok(self.with(py, |session| session.restore(snapshot))?)
-    }
-
-    fn fork(&self, py: Python<'_>) -> Self {
-        Self::from(self.with(py, |session| session.fork()))
-    }
-
-    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        Ok(self.with(py, |session| saved::save(session, &path))?)
     }
 }
 
@@ -407,6 +289,10 @@ impl PyTextStream {
 
 #[pymodule]
 mod _specrs {
+    #[pymodule_export]
+    use super::drafting::{PyNgramIndex, PySuffixIndex, PySuffixTree};
+    #[pymodule_export]
+    use super::sampling::PySampler;
     #[pymodule_export]
     use super::{
         ContextOverflow, GgufError, PyGgufFile, PyModel, PyPattern, PySession, PySnapshot, PyTextStream, PyTokenizer,

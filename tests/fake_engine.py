@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sampling_reference import Sampler as Sampler
+
 if TYPE_CHECKING:
     import pytest
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ class GgufFile:
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Name, type, shape (rows first) and bytes of every tensor, in file order."""
+    def ignored_tensors(self) -> list[str]:
+        """Names of the tensors that a model does not use; GgufError if the file holds no Llama."""
 
 @final
 class Model:
@@ -74,6 +76,16 @@ class Model:
     def weight_bytes(self) -> int:
         """Resident bytes of the weights."""
     @property
+    def n_ctx_train(self) -> int:
+        """Positions the model was trained for: the largest `n_ctx`."""
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Passes over the weights so far, and how many of them ran on fewer threads than `threads`.
+
+        That happens while other processes hold the cores, or where the system refuses threads; it
+        changes the speed, never a bit. (0, 0) on the candle engine.
+        """
+    @property
     def cache_bytes_per_token(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -111,6 +123,7 @@ class Session:
     """The mutable state of one sequence: the KV cache and the ids in it.
 
     Every call that fails leaves the session as it was. Calls from several threads wait for each other.
+    MemoryError if there is no room for the logits.
     """
 
     @property
@@ -202,3 +215,95 @@ class TextStream:
         """Text that became complete with `token`, often empty in the middle of a character."""
     def finish(self) -> str:
         """What was held back: one U+FFFD for each incomplete character."""
+
+@final
+class Sampler:
+    """Chooses the tokens of one sequence and keeps their history; see `specrs.Sampling`.
+
+    Logits are float32 [n_vocab], contiguous, and are read in place. ValueError where no token has a
+    logit above -inf; the history is then as it was.
+
+    Args:
+        prompt_tokens: Ids at the beginning that do not count as generated.
+    """
+
+    def __new__(
+        cls,
+        *,
+        prompt_tokens: int = 0,
+        seed: int = 0,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+    ) -> Sampler: ...
+    def __len__(self) -> int:
+        """Length of the history: the position of the next choice."""
+    def extend(self, tokens: TokenIds) -> None:
+        """Append `tokens` to the history."""
+    def truncate(self, length: int) -> None:
+        """Cut the history; ValueError if it is shorter."""
+    def adjust(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """New logits with penalties and biases applied, as the history demands."""
+    def pick(self, logits: npt.NDArray[np.float32], *, adjusted: bool = False) -> int:
+        """Choose the next token and append it; `adjusted` logits come from `adjust`."""
+    def log_probabilities(
+        self, logits: npt.NDArray[np.float32], token: int, count: int
+    ) -> tuple[float, list[tuple[int, float]]]:
+        """The log-softmax of `logits` at `token`, and the `count` largest with their ids, descending."""
+
+@final
+class NgramIndex:
+    """Where the n-grams of a history occurred; sizes from `min_size` to `max_size`.
+
+    Args:
+        occurrence: Which of several occurrences `propose` copies from.
+        min_hits: Occurrences an n-gram needs.
+    """
+
+    def __new__(
+        cls,
+        min_size: int,
+        max_size: int,
+        occurrence: Literal["last", "first", "most_frequent"],
+        min_hits: int,
+    ) -> NgramIndex: ...
+    def __len__(self) -> int:
+        """Length of the history."""
+    def clear(self) -> None:
+        """Forget the history."""
+    def extend(self, tokens: TokenIds) -> None:
+        """Append to the history."""
+    def propose(self, k: int) -> tuple[list[int], int]:
+        """Up to `k` ids that followed the longest final n-gram which occurred before, and its size."""
+
+@final
+class SuffixTree:
+    """How often every string of at most `depth` ids occurs in the texts added; from 2 on."""
+
+    def __new__(cls, depth: int) -> SuffixTree: ...
+    def __len__(self) -> int:
+        """Ids of all texts."""
+    def add(self, tokens: TokenIds) -> None:
+        """Add a text."""
+
+@final
+class SuffixIndex:
+    """A history whose end is looked up in its own past and in a corpus."""
+
+    def __new__(cls, depth: int, corpus: SuffixTree | None = None) -> SuffixIndex: ...
+    def __len__(self) -> int:
+        """Length of the history."""
+    def clear(self) -> None:
+        """Forget the history."""
+    def extend(self, tokens: TokenIds) -> None:
+        """Append to the history."""
+    def propose(self, k: int, min_probability: float) -> tuple[list[int], int, float]:
+        """The guess of up to `k` ids with the most right ones to expect.
+
+        Returns the ids, the length of the context they follow, and how many should be right.
+        """

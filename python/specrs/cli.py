@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ class DrafterName(str, Enum):
     """Drafters that need no model."""
 
     prompt_lookup = "prompt-lookup"
+    suffix_decoding = "suffix-decoding"
 
 
 # Options that reach the library under their own names; None leaves the choice to it.
@@ -96,13 +98,16 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the result.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    min_p: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    repetition_penalty: Annotated[float | None, typer.Option()] = None,
-    frequency_penalty: Annotated[float | None, typer.Option()] = None,
-    presence_penalty: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw among so many tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Least share of the likeliest.")] = None,
+    seed: Annotated[str | None, typer.Option(help="A number, or random.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="1 is none.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="Per occurrence.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="For any occurrence.")] = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="ID=NUMBER", help="-inf forbids the token.")
+    ] = None,
     drafter: Annotated[DrafterName | None, typer.Option(help="Guess ahead, no model.")] = None,
     max_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
     min_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
@@ -121,27 +126,32 @@ def generate(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
-            seed=seed,
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
+            logit_bias=_biases(logit_bias),
+            seed=None if seed is None else _seed(seed),
         )
     )
+    if seed == "random":
+        sampling = replace(sampling, seed=None)
     loading = _given(n_ctx=n_ctx, threads=threads, device=device)
     lookup = _given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
     small = _given(p_min=p_min)
     either = _given(num_draft_tokens=num_draft_tokens)
     if drafter and draft_model:
         raise ValueError("--drafter and --draft-model exclude each other")
-    if lookup and not drafter:
+    if lookup and drafter is not DrafterName.prompt_lookup:
         raise ValueError("--max-ngram-size and --min-ngram-size need --drafter prompt-lookup")
     if small and not draft_model:
         raise ValueError("--p-min needs --draft-model")
     if either and not (drafter or draft_model):
         raise ValueError("--num-draft-tokens needs --drafter or --draft-model")
     chosen: specrs.Drafter | None = None
-    if drafter:
+    if drafter is DrafterName.prompt_lookup:
         chosen = specrs.PromptLookup(**lookup, **either)
+    elif drafter:
+        chosen = specrs.SuffixDecoding(**either)
     elif draft_model:
         draft_llm = specrs.Llama(specrs.pull(draft_model), **loading)
         chosen = specrs.DraftModel(draft_llm, **small, **either)
@@ -243,6 +253,52 @@ def sparse_check(
         report.save_heat_map(heat_map)
 
 
+@app.command()
+def bench(
+    model: Model,
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSON lines with "task" and "prompt"; default: built in.')
+    ] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Measure this draft model too.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Most prompts.")] = None,
+    max_tokens: MaxTokens = None,
+    rounds: Annotated[int | None, typer.Option(help="Turns of each; medians count.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
+    n_ctx: NCtx = None,
+    threads: Threads = None,
+    device: Device = None,
+) -> None:
+    """Measure speculation against plain decoding; exit with 1 if a token differs."""
+    import json
+
+    from .bench import Contestant, compare, read_prompts, record, table
+
+    loading = _given(n_ctx=n_ctx, threads=threads, device=device)
+    llm = specrs.Llama(specrs.pull(model), **loading)
+    contestants = {
+        "PromptLookup": Contestant(specrs.PromptLookup()),
+        "SuffixDecoding": Contestant(specrs.SuffixDecoding()),
+    }
+    if draft_model:
+        small = specrs.Llama(specrs.pull(draft_model), **loading)
+        contestants["DraftModel"] = Contestant(specrs.DraftModel(small))
+    chosen = read_prompts(llm, prompts, limit)
+    print(f"{llm.path.name}, {llm.kernels}, {llm.threads} threads, {len(chosen)} prompts")
+    results = compare(
+        llm,
+        contestants,
+        chosen,
+        progress=lambda done: print(f"\r{done}/{len(chosen)}", end="", file=sys.stderr, flush=True),
+        **_given(max_tokens=max_tokens, rounds=rounds),
+    )
+    print(file=sys.stderr)
+    print(table(results))
+    if json_file is not None:
+        json_file.write_text(json.dumps(record(results), indent=2) + "\n")
+    if any(figures["all"].different for figures in results.values()):
+        raise typer.Exit(1)
+
+
 def _show(out: Console, stream: specrs.Stream) -> tuple[list[int], specrs.Stats]:
     """Print a stream as it comes; return its ids and stats."""
     from rich.text import Text
@@ -265,8 +321,32 @@ def _summary(stats: specrs.Stats) -> str:
     if stats.num_drafts:
         kept, of = stats.num_accepted_tokens, stats.num_draft_tokens
         parts.append(f"{kept} of {of} drafted accepted ({stats.acceptance_rate:.0%})")
+    if stats.seed is not None:
+        parts.append(f"seed {stats.seed}")
     prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
     return ", ".join([*parts, prompt])
+
+
+def _seed(text: str) -> int | None:
+    """Read --seed; None for a fresh one."""
+    if text == "random":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--seed must be a number or random, not {text!r}") from None
+
+
+def _biases(texts: list[str] | None) -> dict[int, float] | None:
+    """Read the ID=NUMBER of every --logit-bias."""
+    biases: dict[int, float] = {}
+    for text in texts or ():
+        token, _, bias = text.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise ValueError(f"--logit-bias must be ID=NUMBER, not {text!r}") from None
+    return biases or None
 
 
 def _given(**options: Any) -> dict[str, Any]:

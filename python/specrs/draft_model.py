@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from copy import copy
 from operator import index
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from .drafters import Follower
+from .drafters import Follower, LanguageModel
+from .sampling import Sampling
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from ._specrs import Session, Tokenizer
-
-
-class LanguageModel(Protocol):
-    """The part of `Llama` that drafting needs."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Positions of a session."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Rows of logits, padding included."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary."""
-
-    def session(self) -> Session:
-        """Return a new, empty session."""
 
 
 class DraftModel:
     """Propose what a smaller model of the same vocabulary would write.
 
     It keeps a session of its own, which follows the history by the longest common prefix: what the
-    target rejected is simply cut off there. A history that the draft's own context cannot hold gets
-    no proposals.
+    target rejected is simply cut off there. Its context must hold what the target's does.
 
     Args:
         draft_llm: The loaded draft model, a `Llama`.
         num_draft_tokens: Most tokens proposed at once.
-        p_min: Stop before a token to which the draft itself gives a lower probability; 0 never
-            stops.
+        p_min: Stop before a token to which the draft itself gives a lower probability, that of its
+            logits without any settings; 0 never stops.
     """
 
     def __init__(
-        self, draft_llm: LanguageModel, num_draft_tokens: int = 4, p_min: float = 0.0
+        self, draft_llm: LanguageModel, num_draft_tokens: int = 8, p_min: float = 0.0
     ) -> None:
         if not hasattr(draft_llm, "session"):
             raise TypeError(f"DraftModel: draft_llm must be a specrs.Llama, not {draft_llm!r}")
@@ -66,12 +47,17 @@ class DraftModel:
         self._lock = threading.Lock()
         self._session = draft_llm.session()
         self._follower = Follower()  # its ids are those of the session
+        self._sampler = Sampling().sampler(0)
+        self._sampled = Follower()  # its ids are those of the sampler
         self._end_ids = frozenset(draft_llm.tokenizer.end_ids)
         self._padding = [i for i, text in enumerate(_vocabulary(draft_llm)) if text is None]
         self._fits: LanguageModel | None = None
 
     def check_target(self, target: LanguageModel) -> None:
-        """Raise ValueError unless the target has the same tokens; padding may differ."""
+        """Raise ValueError unless the target has the same tokens and no larger context.
+
+        Padding of the vocabulary may differ.
+        """
         if target is self._fits:
             return
         draft = self.draft_llm
@@ -92,7 +78,27 @@ class DraftModel:
                     f"DraftModel: the {name} token is {ours_id} in the draft and {theirs_id} in "
                     f"the target; use a draft model of the target's family"
                 )
+        if draft.n_ctx < target.n_ctx:
+            raise ValueError(
+                f"DraftModel: the draft's context of {draft.n_ctx} is smaller than the target's of "
+                f"{target.n_ctx}; load the target with n_ctx={draft.n_ctx}, or the draft with more"
+            )
         self._fits = target
+
+    def coupled(self, sampling: Sampling, prompt_tokens: int) -> DraftModel:
+        """Return this drafter as it drafts in one generation: choosing as the target chooses.
+
+        With the same settings and the same noise at each position, the two make the same choice
+        wherever their distributions agree. The session stays shared. `logits_processor` has no part
+        in this: it is to see the positions of the text once and in order.
+
+        Args:
+            sampling: The target's settings, with a seed.
+            prompt_tokens: Length of the prompt.
+        """
+        twin = copy(self)
+        twin._sampler, twin._sampled = sampling.sampler(prompt_tokens), Follower()
+        return twin
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
         """Return up to min(k, num_draft_tokens) ids: how the draft would go on after `tokens`."""
@@ -104,9 +110,10 @@ class DraftModel:
             logits = self._evaluate(tokens)
             if logits is None:
                 return []
+            self._follow(tokens)
             draft: list[int] = []
             while True:
-                guess = self._best(logits)
+                guess = self._guess(logits)
                 if guess is None:
                     break
                 draft.append(guess)
@@ -133,12 +140,29 @@ class DraftModel:
         ids.extend(fresh)
         return logits
 
-    def _best(self, logits: npt.NDArray[np.float32]) -> int | None:
-        """Return the most likely id that is a token, None if the draft is not sure enough of it."""
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Bring the sampler to `tokens`."""
+        sampler, ids = self._sampler, self._sampled.ids
+        if len(sampler) != len(ids):  # an interrupt fell between the two
+            sampler.truncate(0)
+            self._sampled.forget()
+        common = self._sampled.common(tokens)
+        sampler.truncate(common)
+        del ids[common:]
+        sampler.extend(tokens[common:])
+        ids.extend(tokens[common:])
+
+    def _guess(self, logits: npt.NDArray[np.float32]) -> int | None:
+        """Choose an id that is a token; None if the draft is not sure enough of it."""
         if self._padding:
-            logits[self._padding] = -float("inf")
-        best = int(logits.argmax())
-        return best if self.p_min == 0 or _probability(logits, best) >= self.p_min else None
+            logits[self._padding] = -math.inf
+        guess = self._sampler.pick(logits)
+        self._sampled.ids.append(guess)
+        if self.p_min > 0:
+            logprob, _ = self._sampler.log_probabilities(logits, guess, 0)
+            if math.exp(logprob) < self.p_min:
+                return None
+        return guess
 
     def __repr__(self) -> str:
         return (
@@ -157,10 +181,3 @@ def _vocabulary(llm: LanguageModel) -> list[str | None]:
 
 def _shown(text: str | None) -> str:
     return "only padding" if text is None else repr(text)
-
-
-def _probability(logits: npt.NDArray[np.float32], best: int) -> float:
-    """Return the softmax probability of `best`, the arg-max of `logits` [n_vocab]."""
-    import numpy as np
-
-    return 1.0 / float(np.exp(logits - logits[best]).sum())

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ._specrs import Model, Session, Tokenizer
+from .adaptive import AdaptiveLength
 from .attention import Attention
 from .attention import check as check_attention
 from .chat import ChatFormat, Message
+from .costs import MeasuredCost
 from .drafters import Drafter
 from .generate import FinishReason, Step, room, steps
-from .length import FixedLength, LengthPolicy
-from .sampling import Sampling
+from .length import LengthPolicy
+from .sampling import Sampling, TokenLogprob
 from .stats import Stats
 from .text import Chunk, TextWriter
+from .trace import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-# Tokens to ask of a drafter that has no preference of its own.
-DEFAULT_DRAFT_LENGTH = 8
 
 
 class Options(TypedDict, total=False):
@@ -53,7 +53,7 @@ class Completion:
         tokens: The ids made, the one that ended the generation included.
         finish_reason: "stop" at an end token or stop string, "length" at `max_tokens` or a full
             context.
-        logprobs: None unless asked for.
+        logprobs: One for each of `tokens`; None unless asked for.
         stats: What it cost.
         trace: The steps, if asked for.
     """
@@ -61,9 +61,9 @@ class Completion:
     text: str
     tokens: list[int]
     finish_reason: FinishReason
-    logprobs: None
+    logprobs: list[TokenLogprob] | None
     stats: Stats
-    trace: list[Step] | None
+    trace: Trace | None
 
 
 class Stream(Iterator[Chunk]):
@@ -79,14 +79,16 @@ class Stream(Iterator[Chunk]):
         events: Generator[Step],
         writer: TextWriter,
         stats: Stats,
-        trace: list[Step] | None,
+        trace: Trace | None,
         finish_reason: FinishReason | None,
+        has_logprobs: bool,
     ) -> None:
         self.stats = stats
         self.finish_reason = finish_reason
         self._events = events
         self._writer = writer
         self._trace = trace
+        self._has_logprobs = has_logprobs
         self._ready: deque[Chunk] = deque()
 
     def __next__(self) -> Chunk:
@@ -113,7 +115,9 @@ class Stream(Iterator[Chunk]):
             text="".join(chunk.text for chunk in chunks),
             tokens=[token for chunk in chunks for token in chunk.tokens],
             finish_reason=self.finish_reason,
-            logprobs=None,
+            logprobs=[of for chunk in chunks for of in chunk.logprobs or ()]
+            if self._has_logprobs
+            else None,
             stats=self.stats,
             trace=self._trace,
         )
@@ -153,6 +157,7 @@ class Llama:
         self.kernels = self._model.kernels
         self.weight_bytes = self._model.weight_bytes
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
+        self._cost = MeasuredCost()  # of forwards, learned by all generations together
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -205,7 +210,11 @@ class Llama:
 
         Raises TemplateError, a ValueError, for what the template refuses.
         """
-        return self.stream(self._chat_format.encode(messages), **options)
+        return self.stream(self.chat_tokens(messages), **options)
+
+    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt that the chat template makes of a conversation; errors as above."""
+        return list(self._chat_format.encode(messages))
 
     def stream(
         self,
@@ -230,16 +239,17 @@ class Llama:
             sampling: How each token is chosen; greedily by default.
             drafter: Who guesses ahead, such as `PromptLookup()`; None decodes plainly. The result
                 is the same, only the speed differs.
-            draft_length: How far to guess; None is what the drafter prefers.
+            draft_length: How far to guess; None is `AdaptiveLength()`: as far as it pays.
             stop: Text or texts before which the result ends.
             ignore_eos: Go on after the model's own end tokens.
-            logprobs: Not available in this version.
+            logprobs: Tell with every token its log-probability and those of this many most likely
+                tokens; 0 tells only its own. None tells nothing.
             session: Continue here: what it shares with the prompt is not evaluated again, and it
                 holds prompt and result afterwards, without the last token. None is a new one.
             attention: What the prompt looks at: "dense" for everything, "auto" for the pattern
                 that pays on long prompts, or a pattern of `specrs.attention`. Generated tokens
                 always look at everything.
-            trace: Keep the steps for `Completion.trace`.
+            trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
         leaves no room in the context. While it runs: what goes wrong in the drafter, by its name.
@@ -250,9 +260,15 @@ class Llama:
         nothing_to_do = room(ids, self.n_ctx, max_tokens) == 0
         stops = _checked_stop(stop)
         _require("sampling", sampling, Sampling)
-        sampling.check_supported()
+        sampling.check_vocabulary(self.n_vocab)
+        sampling = sampling.seeded()
         if logprobs is not None:
-            raise NotImplementedError("logprobs are not supported yet; leave logprobs at None")
+            logprobs = _checked_index("logprobs", logprobs)
+            if not 0 <= logprobs <= self.n_vocab:
+                raise ValueError(
+                    f"logprobs must be from 0 to {self.n_vocab}, the size of the vocabulary, "
+                    f"not {logprobs}"
+                )
         pattern = check_attention(attention)
         self._model.check_attention(pattern)
         length = self._checked_drafting(drafter, draft_length)
@@ -270,13 +286,15 @@ class Llama:
             length=length,
             ends=writer.ends,
             attention=pattern,
+            logprobs=logprobs,
         )
         return Stream(
             events,
             writer,
-            stats=Stats(prompt_tokens=len(ids)),
-            trace=[] if trace else None,
+            stats=Stats(len(ids), seed=sampling.seed if sampling.temperature > 0 else None),
+            trace=Trace(ids) if trace else None,
             finish_reason="length" if nothing_to_do else None,
+            has_logprobs=logprobs is not None,
         )
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -305,7 +323,7 @@ class Llama:
                 raise ValueError(
                     "draft_length has no effect without a drafter; pass drafter= as well"
                 )
-            return FixedLength(DEFAULT_DRAFT_LENGTH)
+            return AdaptiveLength(self._cost)
         if isinstance(drafter, type) or not isinstance(drafter, Drafter):
             raise TypeError(
                 f"drafter must be an object with a method propose(tokens, k), not {drafter!r}"
@@ -314,7 +332,7 @@ class Llama:
         if check_target is not None:
             check_target(self)
         if draft_length is None:
-            return FixedLength(getattr(drafter, "num_draft_tokens", DEFAULT_DRAFT_LENGTH))
+            return AdaptiveLength(self._cost)
         if isinstance(draft_length, type) or not isinstance(draft_length, LengthPolicy):
             raise TypeError(
                 f"draft_length must be a policy such as specrs.FixedLength(4), not {draft_length!r}"

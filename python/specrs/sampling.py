@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
+
+from ._specrs import Sampler
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    LogitsProcessor = Callable[[list[int], npt.NDArray[np.float32]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Settings of the choice, checked when they are made.
 
+    The logits at a position go through the settings in this order, which is that of vLLM and of
+    Hugging Face transformers except that these two place `logit_bias` before the penalties and
+    `min_p` in different places:
+
+    1. `repetition_penalty`, then `frequency_penalty` and `presence_penalty`. As there and in
+       OpenAI's API, the first concerns every token of prompt and result, the other two only tokens
+       of the result;
+    2. `logit_bias`, then `logits_processor`;
+    3. `temperature`; 0 takes the most likely token here, the lowest id among equals;
+    4. `top_k`, then `top_p` on what that left, with its probabilities scaled to a sum of 1, then
+       `min_p`. Among equally likely tokens the lower ids are kept;
+    5. the draw: the token with the largest `log p + g`, where the Gumbel noise `g` is a hash of
+       `seed`, position and token id. That picks each token with probability `p` (Gumbel, 1954), and
+       it makes the text a function of the seed: nothing changes with the drafter, the length of the
+       drafts, threads, or a session that holds part of the prompt already.
+
     Args:
         temperature: 0 takes the most likely token; above 0 draws, the flatter the higher.
         top_k: Draw among this many of the most likely tokens; 0 is no limit.
-        top_p: Draw among the most likely tokens that together reach this probability; 1 is no
-            limit.
+        top_p: Draw among the fewest most likely tokens that together reach this probability; 1 is
+            no limit.
         min_p: Draw among tokens at least this fraction as likely as the most likely one; 0 is no
             limit.
-        seed: Fixes the draws: same seed and settings, same text, whatever is drafted.
+        seed: Fixes the draws: same seed and settings, same text. None takes a fresh one for every
+            generation; `Stats.seed` tells which.
         repetition_penalty: Divides positive and multiplies negative logits of seen tokens; 1 is
-            none.
-        frequency_penalty: Subtracted from a token's logit once for each time it was seen.
-        presence_penalty: Subtracted from the logit of every seen token.
-        logit_bias: Added to the logits of these token ids.
+            none (Keskar et al., 2019).
+        frequency_penalty: Subtracted from a token's logit once for each time it was generated.
+        presence_penalty: Subtracted from the logit of every token that was generated.
+        logit_bias: Added to the logits of these token ids; -inf forbids a token.
+        logits_processor: Called as `logits_processor(tokens, logits)` with the ids so far, which it
+            may only read, and float32 logits [n_vocab], which it may change; returns the logits to
+            use. It sees every position of the text once, in order and with its true history,
+            whatever is drafted. What it raises ends the generation.
 
     Raises ValueError or TypeError naming the setting.
     """
@@ -37,73 +65,183 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int | None = 0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
+    logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
         for name in ("top_k", "seed"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an int, not {value!r}")
+            if value is None and name == "seed":
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                wanted = "an int or None" if name == "seed" else "an int"
+                raise TypeError(f"{name} must be {wanted}, not {value!r}")
         self._check("temperature", "0 or more", lambda value: value >= 0)
         self._check("top_k", "0 (no limit) or more", lambda value: value >= 0)
         self._check("top_p", "above 0 and at most 1", lambda value: 0 < value <= 1)
         self._check("min_p", "from 0 to 1", lambda value: 0 <= value <= 1)
-        self._check("seed", "from 0 to 2**64 - 1", lambda value: 0 <= value < 2**64)
+        if self.seed is not None:
+            self._check("seed", "from 0 to 2**64 - 1", lambda value: 0 <= value < 2**64)
         self._check("repetition_penalty", "above 0", lambda value: value > 0)
         self._check("frequency_penalty", "finite", lambda _: True)
         self._check("presence_penalty", "finite", lambda _: True)
-        biases: Mapping[Any, Any] = self.logit_bias or {}
-        for token, bias in biases.items():
-            if not isinstance(token, int) or token < 0:
-                raise ValueError(f"logit_bias: {token!r} is not a token id")
-            if not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
-                raise ValueError(
-                    f"logit_bias[{token}] must be a number below infinity, not {bias!r}"
-                )
+        self._check_bias()
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise TypeError(
+                f"logits_processor must be callable with (tokens, logits), "
+                f"not {self.logits_processor!r}"
+            )
 
-    def _check(self, name: str, wanted: str, accepts: Any) -> None:
+    def _check(self, name: str, wanted: str, accepts: Callable[[Any], bool]) -> None:
         value = getattr(self, name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not isinstance(value, Real) or isinstance(value, bool):
             raise TypeError(f"{name} must be a number, not {value!r}")
         # NaN fails every comparison but not `lambda _: True`, infinity some of them.
         if not math.isfinite(value) or not accepts(value):
             raise ValueError(f"{name} must be {wanted}, not {value!r}")
 
-    def check_supported(self) -> None:
-        """Raise NotImplementedError for settings that this version cannot honour.
+    def _check_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping):
+            raise TypeError(
+                f"logit_bias must map token ids to numbers, such as {{42: -1.5}}, "
+                f"not {self.logit_bias!r}"
+            )
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, Integral) or isinstance(token, bool) or token < 0:
+                raise ValueError(f"logit_bias: {token!r} is not a token id")
+            if not isinstance(bias, Real) or isinstance(bias, bool):
+                raise TypeError(f"logit_bias[{token}] must be a number, not {bias!r}")
+            if math.isnan(bias) or bias == math.inf:
+                raise ValueError(f"logit_bias[{token}] must be below infinity, not {bias!r}")
+        # A copy: what was checked stays what is used.
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
-        `top_k`, `top_p` and `min_p` never remove the most likely token: greedy choice ignores them
-        rightly.
-        """
-        neutral = {
-            "temperature": 0,
-            "repetition_penalty": 1,
-            "frequency_penalty": 0,
-            "presence_penalty": 0,
-        }
-        for name, value in neutral.items():
-            if getattr(self, name) != value:
-                raise NotImplementedError(
-                    f"{name}={getattr(self, name)!r} is not supported yet: this version decodes "
-                    f"greedily; leave {name} at {value}"
+    def check_vocabulary(self, n_vocab: int) -> None:
+        """Raise ValueError if a bias concerns no token of a vocabulary of `n_vocab`."""
+        for token in self.logit_bias or ():
+            if token >= n_vocab:
+                raise ValueError(
+                    f"logit_bias: token {token} is outside the vocabulary of {n_vocab}"
                 )
-        if self.logit_bias:
-            raise NotImplementedError("logit_bias is not supported yet; leave it at None")
 
-    def picks(
-        self, logits: npt.NDArray[np.float32], tokens: Sequence[int], draft: Sequence[int]
-    ) -> Iterable[int]:
-        """Give the target's own choice after `tokens`, after `tokens + draft[:1]`, and so on.
+    def seeded(self) -> Sampling:
+        """Return the same settings with a fresh seed if there is none."""
+        if self.seed is not None:
+            return self
+        return replace(self, seed=int.from_bytes(os.urandom(8), "little"))
+
+    def sampler(self, prompt_tokens: int) -> Sampler:
+        """Return the engine's sampler with these settings, all but `logits_processor`.
 
         Args:
-            logits: float32 [len(draft) + 1, n_vocab], one row for each of these histories.
-            tokens: The history the first row follows.
-            draft: The ids that extend it row by row.
+            prompt_tokens: How many ids at the beginning were not generated.
         """
-        del tokens, draft  # the most likely token does not depend on what came before
-        picks: list[int] = logits.argmax(axis=1).tolist()
-        return picks
+        settings = self.seeded()
+        assert settings.seed is not None
+        return Sampler(
+            prompt_tokens=prompt_tokens,
+            seed=int(settings.seed),
+            temperature=float(self.temperature),
+            top_k=min(int(self.top_k), sys.maxsize),
+            top_p=float(self.top_p),
+            min_p=float(self.min_p),
+            repetition_penalty=float(self.repetition_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            presence_penalty=float(self.presence_penalty),
+            logit_bias=[(int(token), float(b)) for token, b in (self.logit_bias or {}).items()],
+        )
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model held one token to be, before all settings of `Sampling`.
+
+    The log-probabilities are those of the softmax of the model's own logits, as in OpenAI's API and
+    vLLM. They are the same bits whether the token was drafted or not.
+
+    Attributes:
+        token: The id that was chosen.
+        logprob: Natural logarithm of its probability.
+        top: The most likely ids with theirs, from the most likely on.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Picker:
+    """The target's choices in one generation, one after the other.
+
+    A choice is made only once all before it stand, so it always follows the true history, accepted
+    draft tokens included, and no count of tokens ever has to be taken back.
+
+    Args:
+        sampling: The settings.
+        prompt: The ids before the first choice.
+        logprobs: How many of the most likely tokens to tell with every choice; None tells nothing.
+
+    Attributes:
+        logprobs: One for each choice of the last call of `picks`; None if not asked for.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], logprobs: int | None = None
+    ) -> None:
+        self.logprobs: list[TokenLogprob] | None = None
+        self._top = logprobs
+        self._sampler = sampling.sampler(len(prompt))
+        self._sampler.extend(prompt)
+        self._processor = sampling.logits_processor
+        self._history = [] if self._processor is None else list(prompt)
+
+    def picks(self, logits: npt.NDArray[np.float32]) -> Iterator[int]:
+        """Give choice after choice, each of which is history for the next.
+
+        Args:
+            logits: float32 [rows, n_vocab]: a row for the history so far, and one for each further
+                token of a draft. Stop asking when a choice is not the token its successor's row was
+                computed for.
+        """
+        if self._top is not None:
+            self.logprobs = []
+        for row in logits:
+            if self._processor is None:
+                token = self._sampler.pick(row)
+            else:
+                token = self._sampler.pick(self._processed(self._processor, row), adjusted=True)
+                self._history.append(token)
+            if self.logprobs is not None:
+                logprob, top = self._sampler.log_probabilities(row, token, self._top or 0)
+                self.logprobs.append(TokenLogprob(token, logprob, tuple(top)))
+            yield token
+
+    def _processed(
+        self, processor: LogitsProcessor, row: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Give what the user's function makes of `row`, with nothing taken on trust."""
+        import numpy as np
+
+        known = len(self._history)
+        result: object = processor(self._history, self._sampler.adjust(row))
+        if len(self._history) != known:
+            raise RuntimeError(
+                "logits_processor changed the tokens it was given; it may only read them"
+            )
+        if not isinstance(result, np.ndarray) or result.dtype.kind != "f":
+            have = f"an array of {result.dtype}" if isinstance(result, np.ndarray) else repr(result)
+            raise TypeError(
+                f"logits_processor must return a float array of shape {row.shape}, not {have}"
+            )
+        if result.shape != row.shape:
+            raise ValueError(
+                f"logits_processor must return a float array of shape {row.shape}, "
+                f"not of shape {result.shape}"
+            )
+        return np.ascontiguousarray(result, dtype=np.float32)

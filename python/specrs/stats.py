@@ -29,6 +29,7 @@ class Stats:
         decode_seconds: Time of all later steps.
         draft_seconds: Time the drafter took of it.
         verify_seconds: Time the target took of it.
+        seed: What fixed the draws; None where nothing was drawn.
     """
 
     prompt_tokens: int
@@ -43,6 +44,7 @@ class Stats:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    seed: int | None = None
     _first_tokens: int = field(default=0, repr=False)
 
     def record(self, step: Step) -> None:
@@ -110,6 +112,7 @@ class Stats:
             "verify_seconds",
             "prefill_tokens_per_second",
             "tokens_per_second",
+            "seed",
         ]
         return {name: getattr(self, name) for name in names}
 

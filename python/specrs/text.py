@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ._specrs import TextStream
 from .generate import Step
+from .sampling import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Chunk:
             comes with a later chunk. Empty if there is none.
         tokens: The new ids.
         from_draft: Whether these ids were drafted and accepted, or made by the target alone.
+        logprobs: One for each of these ids; None unless asked for.
     """
 
     text: str
     tokens: list[int]
     from_draft: bool
+    logprobs: list[TokenLogprob] | None = None
 
 
 class TextWriter:
@@ -61,10 +64,11 @@ class TextWriter:
         if step.finish_reason is not None:
             pieces[-1] += self._finish()
         drafted = step.accepted
-        if drafted:
-            yield Chunk("".join(pieces[:drafted]), step.tokens[:drafted], from_draft=True)
-        if drafted < len(step.tokens):
-            yield Chunk("".join(pieces[drafted:]), step.tokens[drafted:], from_draft=False)
+        for part, from_draft in ((slice(drafted), True), (slice(drafted, None), False)):
+            tokens = step.tokens[part]
+            if tokens:
+                logprobs = None if step.logprobs is None else step.logprobs[part]
+                yield Chunk("".join(pieces[part]), tokens, from_draft, logprobs)
 
     def _release(self, text: str) -> str:
         """Add `text` to what is held and return what is final of it."""

@@ -1,15 +1,21 @@
 //! AVX2 with FMA: a tile's 16 rows are the lanes of two registers.
 //!
 //! Performance notes:
-//! - With 16 registers a group's quants cannot stay in registers; they are unpacked to the stack once for all rows.
+//! - Up to [`BLOCK`] rows share one pass over the quants in registers, a word of four columns at a time; for more rows
+//!   the quants are unpacked to the stack once.
 //! - `vpmaddubsw` saturates at 16 bits, so only as many products are summed there as cannot overflow
 //!   ([`Sums::SPAN`]); 8-bit quants go through it as magnitude times signed activation.
+
+mod attention;
+
+pub use attention::{multiply_f16, to_f16};
 
 use super::layout::*;
 use super::vector::{self, SoftmaxState};
 use crate::blocks::GgmlType;
-use half::f16;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 /// Activation rows that share a pass over the unpacked quants.
 const BLOCK: usize = 4;
@@ -19,12 +25,17 @@ const PANEL: usize = 16;
 /// Two registers, rows 0 to 7 and 8 to 15 of a tile.
 type Pair = [__m256; 2];
 
-/// A group ready for multiplication: 8 words of four columns by two half tiles, and the scales of its sub-groups.
+/// The scales of a group's sub-groups.
 #[derive(Clone, Copy)]
-struct Group {
-    quants: [[__m256i; 2]; 8],
+struct GroupWeights {
     scale: [Pair; 2],
     minimum: [Pair; 2],
+}
+
+/// An unpacked group of a tile: 8 words of four columns by two half tiles.
+struct Group {
+    quants: [[__m256i; 2]; 8],
+    weights: GroupWeights,
 }
 
 /// As [`super::scalar::dot`].
@@ -33,6 +44,7 @@ pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     assert!(rows.groups == tile.groups && rows.count() == out.len());
     assert!(tile.quants.len() == tile.groups * quant_bytes(tile.dtype));
     assert!(tile.scales.len() == scale_bytes(tile.dtype, tile.groups));
+    assert!(rows.quants.len() == rows.scales.len() * GROUP);
     match tile.dtype {
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
             for (i, out) in out.iter_mut().enumerate() {
@@ -45,66 +57,83 @@ pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    let zero = Group {
-        quants: [[_mm256_setzero_si256(); 2]; 8],
-        scale: [[_mm256_setzero_ps(); 2]; 2],
-        minimum: [[_mm256_setzero_ps(); 2]; 2],
-    };
-    let mut panel = [zero; PANEL];
-    let mut scales = tile.scales;
-    let mut block = zero;
-    out.fill([0.0; TILE]);
-    for first in (0..tile.groups).step_by(PANEL) {
-        let count = PANEL.min(tile.groups - first);
-        for (i, group) in panel[..count].iter_mut().enumerate() {
-            let g = first + i;
-            group.quants = unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
-            read_scales::<L>(&mut scales, g, &mut block, group);
-        }
-        for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-            let rows = rows.slice(BLOCK * i, out.len());
-            match out.len() {
-                1 => dot_panel::<L, 1>(&panel[..count], &rows, first, out),
-                2 => dot_panel::<L, 2>(&panel[..count], &rows, first, out),
-                3 => dot_panel::<L, 3>(&panel[..count], &rows, first, out),
-                _ => dot_panel::<L, BLOCK>(&panel[..count], &rows, first, out),
-            }
-        }
+    match out.len() {
+        1 => dot_block::<L, 1>(tile, rows, out),
+        2 => dot_block::<L, 2>(tile, rows, out),
+        3 => dot_block::<L, 3>(tile, rows, out),
+        BLOCK => dot_block::<L, BLOCK>(tile, rows, out),
+        _ => dot_panels::<L>(tile, rows, out),
     }
 }
 
+/// Few rows: quants go from memory to registers to products.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_panel<L: Layout, const M: usize>(panel: &[Group], rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
-    let mut acc: [Pair; M] = std::array::from_fn(|m| load(&out[m]));
-    for (i, group) in panel.iter().enumerate() {
-        for (m, acc) in acc.iter_mut().enumerate() {
-            let at = m * rows.groups + first + i;
-            let x = columns(&rows.quants[at * GROUP..][..GROUP]);
-            let s = &rows.scales[at];
-            for sub in 0..GROUP / L::SCALE_COLUMNS {
-                let (negative_sum, sum) = match L::SCALE_COLUMNS {
-                    GROUP => (s.negative_sum, s.sum),
-                    _ => (s.negative_sums[sub], s.sums[sub]),
-                };
-                let words = L::SCALE_COLUMNS / 4;
-                for half in 0..2 {
-                    let dot = integer_dot::<L>(&group.quants, &x, sub * words, words, half, negative_sum);
-                    let scale = _mm256_mul_ps(group.scale[sub][half], _mm256_set1_ps(s.scale));
-                    acc[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[half]);
-                    if L::MINIMA {
-                        acc[half] = _mm256_fmadd_ps(group.minimum[sub][half], _mm256_set1_ps(sum), acc[half]);
-                    }
-                }
-            }
-        }
+fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    let mut acc = [[_mm256_setzero_ps(); 2]; M];
+    let mut scales = ScaleReader::<L>::new(tile.scales);
+    for g in 0..tile.groups {
+        let packed = &tile.quants[g * 64 * L::BITS..][..64 * L::BITS];
+        prefetch::<L>(packed);
+        accumulate::<L, M>(|j, half| unpack::<L>(packed, j, half), &scales.next(g), rows, g, &mut acc);
     }
     for (out, acc) in out.iter_mut().zip(acc) {
         store(out, acc);
     }
 }
 
+/// Many rows: a panel of groups is unpacked once and used by every block of rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_panels<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    let mut panel = [const { MaybeUninit::<Group>::uninit() }; PANEL];
+    let mut scales = ScaleReader::<L>::new(tile.scales);
+    out.fill([0.0; TILE]);
+    for first in (0..tile.groups).step_by(PANEL) {
+        let count = PANEL.min(tile.groups - first);
+        for (i, group) in panel[..count].iter_mut().enumerate() {
+            let packed = &tile.quants[(first + i) * 64 * L::BITS..][..64 * L::BITS];
+            prefetch::<L>(packed);
+            let quants = std::array::from_fn(|j| [unpack::<L>(packed, j, 0), unpack::<L>(packed, j, 1)]);
+            group.write(Group { quants, weights: scales.next(first + i) });
+        }
+        // SAFETY: the loop wrote the first `count` groups.
+        let groups = unsafe { std::slice::from_raw_parts(panel.as_ptr().cast::<Group>(), count) };
+        for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+            let rows = rows.slice(BLOCK * i, out.len());
+            match out.len() {
+                1 => dot_panel::<L, 1>(groups, &rows, first, out),
+                2 => dot_panel::<L, 2>(groups, &rows, first, out),
+                3 => dot_panel::<L, 3>(groups, &rows, first, out),
+                _ => dot_panel::<L, BLOCK>(groups, &rows, first, out),
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_panel<L: Layout, const M: usize>(groups: &[Group], rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
+    let mut acc: [Pair; M] = std::array::from_fn(|m| load(&out[m]));
+    for (i, Group { quants, weights }) in groups.iter().enumerate() {
+        accumulate::<L, M>(|j, half| quants[j][half], weights, rows, first + i, &mut acc);
+    }
+    for (out, acc) in out.iter_mut().zip(acc) {
+        store(out, acc);
+    }
+}
+
+/// How far ahead quants are prefetched, in bytes; the tiles that a worker reads lie one after the other.
+const AHEAD: usize = 4096;
+
+/// Asks for the quants that will be read [`AHEAD`] bytes after those of a group.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn prefetch<L: Layout>(packed: &[u8]) {
+    for line in 0..L::BITS {
+        _mm_prefetch::<_MM_HINT_T0>(packed.as_ptr().wrapping_add(AHEAD + 64 * line).cast());
+    }
+}
+
 /// How a layout's products are summed in 16 bits.
-struct Sums<L>(std::marker::PhantomData<L>);
+struct Sums<L>(PhantomData<L>);
 
 impl<L: Layout> Sums<L> {
     /// Whether quants go as magnitudes: they have 8 bits, 255 * 127 * 2 overflows, 128 * 127 * 2 does not.
@@ -118,41 +147,112 @@ impl<L: Layout> Sums<L> {
     };
 }
 
-/// The integer dot products of 8 rows with the activations of `words` words of four columns.
+/// Adds group `g` of every row to the accumulators; `quants(j, half)` are the quants of word `j` of a half tile.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn integer_dot<L: Layout>(
-    quants: &[[__m256i; 2]; 8],
-    x: &[i32; 8],
-    first: usize,
-    words: usize,
-    half: usize,
-    negative_sum: i32,
-) -> __m256i {
-    let mut dot = match L::OFFSET_BITS {
-        Some(bits) if !Sums::<L>::SIGNED => _mm256_set1_epi32(negative_sum << bits),
-        _ => _mm256_setzero_si256(),
-    };
+fn accumulate<L: Layout, const M: usize>(
+    quants: impl Fn(usize, usize) -> __m256i,
+    weights: &GroupWeights,
+    rows: &Rows<'_>,
+    g: usize,
+    acc: &mut [Pair; M],
+) {
+    debug_assert!(rows.count() >= M && g < rows.groups);
+    // SAFETY: `dot` checked that `rows` holds `groups` groups of quants and a scale for each of its rows, and callers
+    // pass at least M rows and a group of the tile. Checks in here would keep the loops from unrolling.
+    let row: [(&[[u8; 4]; 8], &GroupScale); M] = std::array::from_fn(|m| unsafe {
+        let at = m * rows.groups + g;
+        (&*rows.quants.as_ptr().add(at * GROUP).cast(), rows.scales.get_unchecked(at))
+    });
+    let words = L::SCALE_COLUMNS / 4;
     let span = Sums::<L>::SPAN.min(words);
-    for start in (first..first + words).step_by(span) {
-        let mut sums = _mm256_setzero_si256();
-        for j in start..start + span {
-            let (mut q, mut a) = (quants[j][half], _mm256_set1_epi32(x[j]));
-            if Sums::<L>::SIGNED {
-                let signed = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
-                (q, a) = (_mm256_abs_epi8(signed), _mm256_sign_epi8(a, signed));
+    for half in 0..2 {
+        for sub in 0..GROUP / L::SCALE_COLUMNS {
+            let sums_of = |s: &GroupScale| match L::SCALE_COLUMNS {
+                GROUP => (s.negative_sum, s.sum),
+                _ => (s.negative_sums[sub], s.sums[sub]),
+            };
+            let mut dot: [__m256i; M] = std::array::from_fn(|m| match L::OFFSET_BITS {
+                Some(bits) if !Sums::<L>::SIGNED => _mm256_set1_epi32(sums_of(row[m].1).0 << bits),
+                _ => _mm256_setzero_si256(),
+            });
+            for part in 0..words / span {
+                let mut sums = [_mm256_setzero_si256(); M];
+                for i in 0..span {
+                    let j = sub * words + part * span + i;
+                    let q = quants(j, half);
+                    let signed = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+                    let magnitude = if Sums::<L>::SIGNED { _mm256_abs_epi8(signed) } else { q };
+                    for m in 0..M {
+                        let mut a = _mm256_set1_epi32(i32::from_le_bytes(row[m].0[j]));
+                        if Sums::<L>::SIGNED {
+                            a = _mm256_sign_epi8(a, signed);
+                        }
+                        sums[m] = _mm256_add_epi16(sums[m], _mm256_maddubs_epi16(magnitude, a));
+                    }
+                }
+                for m in 0..M {
+                    dot[m] = _mm256_add_epi32(dot[m], _mm256_madd_epi16(sums[m], _mm256_set1_epi16(1)));
+                }
             }
-            sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(q, a));
+            for m in 0..M {
+                let s = row[m].1;
+                let scale = _mm256_mul_ps(weights.scale[sub][half], _mm256_set1_ps(s.scale));
+                acc[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[m]), scale, acc[m][half]);
+                if L::MINIMA {
+                    let sum = _mm256_set1_ps(sums_of(s).1);
+                    acc[m][half] = _mm256_fmadd_ps(weights.minimum[sub][half], sum, acc[m][half]);
+                }
+            }
         }
-        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
     }
-    dot
 }
 
-/// The eight words of four columns each of a group of activations.
-#[inline(always)]
-fn columns(quants: &[i8]) -> [i32; 8] {
-    std::array::from_fn(|j| i32::from_le_bytes(std::array::from_fn(|i| quants[4 * j + i] as u8)))
+/// Reads the scales of a tile front to back.
+struct ScaleReader<'a, L> {
+    rest: &'a [u8],
+    /// Scale and minimum of the super-block.
+    block: [Pair; 2],
+    layout: PhantomData<L>,
+}
+
+impl<'a, L: Layout> ScaleReader<'a, L> {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn new(scales: &'a [u8]) -> Self {
+        Self { rest: scales, block: [[_mm256_setzero_ps(); 2]; 2], layout: PhantomData }
+    }
+
+    /// Scales of group `g`; groups are read in order.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    fn next(&mut self, g: usize) -> GroupWeights {
+        let zero = [[_mm256_setzero_ps(); 2]; 2];
+        let mut out = GroupWeights { scale: zero, minimum: zero };
+        if !L::SUPER_SCALES {
+            out.scale[0] = f16s(&mut self.rest);
+            if L::MINIMA {
+                out.minimum[0] = f16s(&mut self.rest);
+            }
+            return out;
+        }
+        if g.is_multiple_of(SUPER) {
+            self.block[0] = f16s(&mut self.rest);
+            if L::MINIMA {
+                self.block[1] = f16s(&mut self.rest);
+            }
+        }
+        let subs = GROUP / L::SCALE_COLUMNS;
+        for scale in &mut out.scale[..subs] {
+            *scale = times_i8s(self.block[0], &mut self.rest);
+        }
+        if L::MINIMA {
+            for minimum in &mut out.minimum[..subs] {
+                *minimum = times_i8s(self.block[1], &mut self.rest);
+            }
+        }
+        out
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -180,35 +280,11 @@ fn times_i8s(scale: Pair, from: &mut &[u8]) -> Pair {
     })
 }
 
-/// Reads the scales of group `g` off the front; `block` keeps those of the super-block.
+/// The quants, in lane order, of word `j` of half a tile.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn read_scales<L: Layout>(from: &mut &[u8], g: usize, block: &mut Group, group: &mut Group) {
-    let target = if L::SUPER_SCALES { &mut *block } else { &mut *group };
-    if !L::SUPER_SCALES || g % SUPER == 0 {
-        target.scale[0] = f16s(from);
-        if L::MINIMA {
-            target.minimum[0] = f16s(from);
-        }
-    }
-    if L::SUPER_SCALES {
-        let subs = GROUP / L::SCALE_COLUMNS;
-        for scale in &mut group.scale[..subs] {
-            *scale = times_i8s(block.scale[0], from);
-        }
-        if L::MINIMA {
-            for minimum in &mut group.minimum[..subs] {
-                *minimum = times_i8s(block.minimum[0], from);
-            }
-        }
-    }
-}
-
-/// A group's quants in lane order.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn unpack<L: Layout>(packed: &[u8]) -> [[__m256i; 2]; 8] {
-    let plane = |i: usize, half: usize| {
+fn unpack<L: Layout>(packed: &[u8], j: usize, half: usize) -> __m256i {
+    let plane = |i: usize| {
         let plane = &packed[64 * i + 32 * half..][..32];
         // SAFETY: `plane` is 32 bytes long; the load is unaligned.
         unsafe { _mm256_loadu_si256(plane.as_ptr().cast()) }
@@ -216,27 +292,23 @@ fn unpack<L: Layout>(packed: &[u8]) -> [[__m256i; 2]; 8] {
     let mask = |v: __m256i, shift: usize, bits: i8| {
         _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift as i32)), _mm256_set1_epi8(bits))
     };
-    std::array::from_fn(|j| {
-        [0, 1].map(|half| {
-            let low = match L::BITS {
-                8 => plane(j, half),
-                4..=6 => mask(plane(j / 2, half), 4 * (j % 2), 15),
-                _ => mask(plane(j / 4, half), 2 * (j % 4), 3),
-            };
-            if L::CODEBOOK {
-                // SAFETY: the table is 16 bytes long; the load is unaligned.
-                let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
-                return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), low);
-            }
-            let high = match L::BITS {
-                3 => _mm256_slli_epi16::<2>(mask(plane(2, half), j, 1)),
-                5 => _mm256_slli_epi16::<4>(mask(plane(4, half), j, 1)),
-                6 => _mm256_slli_epi16::<4>(mask(plane(4 + j / 4, half), 2 * (j % 4), 3)),
-                _ => return low,
-            };
-            _mm256_or_si256(low, high)
-        })
-    })
+    let low = match L::BITS {
+        8 => plane(j),
+        4..=6 => mask(plane(j / 2), 4 * (j % 2), 15),
+        _ => mask(plane(j / 4), 2 * (j % 4), 3),
+    };
+    if L::CODEBOOK {
+        // SAFETY: the table is 16 bytes long; the load is unaligned.
+        let table = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), low);
+    }
+    let high = match L::BITS {
+        3 => _mm256_slli_epi16::<2>(mask(plane(2), j, 1)),
+        5 => _mm256_slli_epi16::<4>(mask(plane(4), j, 1)),
+        6 => _mm256_slli_epi16::<4>(mask(plane(4 + j / 4), 2 * (j % 4), 3)),
+        _ => return low,
+    };
+    _mm256_or_si256(low, high)
 }
 
 /// Float weights, one activation row.
@@ -296,71 +368,6 @@ fn store(to: &mut [f32; TILE], value: Pair) {
         _mm256_storeu_ps(low.as_mut_ptr(), value[0]);
         _mm256_storeu_ps(high.as_mut_ptr(), value[1]);
     }
-}
-
-/// As [`super::scalar::multiply_f16`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
-    let depth = b.len() / columns;
-    assert!(columns % TILE == 0 && b.len() == depth * columns);
-    assert!(a.len() >= count * depth && c.len() >= count * columns);
-    for n in (0..columns).step_by(TILE) {
-        for i in (0..count).step_by(BLOCK) {
-            let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
-            match count - i {
-                1 => multiply_block::<1>(depth, a, b, n, columns, c, add),
-                2 => multiply_block::<2>(depth, a, b, n, columns, c, add),
-                3 => multiply_block::<3>(depth, a, b, n, columns, c, add),
-                _ => multiply_block::<BLOCK>(depth, a, b, n, columns, c, add),
-            }
-        }
-    }
-}
-
-/// `M` rows times 16 columns, from column `n` on.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn multiply_block<const M: usize>(
-    depth: usize,
-    a: &[f32],
-    b: &[f16],
-    n: usize,
-    columns: usize,
-    c: &mut [f32],
-    add: bool,
-) {
-    let span = |m: usize| m * columns + n..m * columns + n + TILE;
-    let zero = [_mm256_setzero_ps(); 2];
-    let mut acc: [Pair; M] =
-        std::array::from_fn(|m| if add { load(c[span(m)].as_array().expect("16 floats")) } else { zero });
-    for k in 0..depth {
-        let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
-        for (m, acc) in acc.iter_mut().enumerate() {
-            let x = _mm256_set1_ps(a[m * depth + k]);
-            for half in 0..2 {
-                acc[half] = _mm256_fmadd_ps(x, row[half], acc[half]);
-            }
-        }
-    }
-    for (m, acc) in acc.into_iter().enumerate() {
-        store(c[span(m)].as_mut_array().expect("16 floats"), acc);
-    }
-}
-
-/// As [`super::scalar::to_f16`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn to_f16(values: &[f32], out: &mut [f16]) {
-    assert!(values.len() == out.len());
-    let (values, tail) = values.as_chunks::<8>();
-    let (out, out_tail) = out.as_chunks_mut::<8>();
-    for (value, out) in values.iter().zip(out) {
-        // SAFETY: 8 floats; the load is unaligned.
-        let value = unsafe { _mm256_loadu_ps(value.as_ptr()) };
-        let value = _mm256_min_ps(_mm256_set1_ps(65504.0), _mm256_max_ps(_mm256_set1_ps(-65504.0), value));
-        let half = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(value);
-        // SAFETY: 8 f16 values are 16 bytes; the store is unaligned.
-        unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), half) };
-    }
-    super::scalar::to_f16(tail, out_tail);
 }
 
 vector::instantiate!("avx2,fma,f16c");

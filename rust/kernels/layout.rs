@@ -218,6 +218,22 @@ pub struct GroupScale {
     pub sums: [f32; 2],
 }
 
+impl GroupScale {
+    /// Of quants with scale `scale` and the sums `sums` of the two halves.
+    #[inline(always)]
+    pub fn new(scale: f32, sums: [i32; 2]) -> Self {
+        let sum = sums[0] + sums[1];
+        Self {
+            scale,
+            negative_sum: -sum,
+            sum: scale * sum as f32,
+            reserved: 0,
+            negative_sums: [-sums[0], -sums[1]],
+            sums: [scale * sums[0] as f32, scale * sums[1] as f32],
+        }
+    }
+}
+
 /// Activation rows as kernels read them; every slice holds whole rows, `groups` groups wide.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {

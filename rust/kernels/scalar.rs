@@ -70,53 +70,57 @@ fn bytes<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|i| from[at + i])
 }
 
+/// The quant at index `i`, in lane order, of a packed group.
+pub fn unpack_one<L: Layout>(packed: &[u8], i: usize) -> u8 {
+    let (j, byte) = (i / 64, i % 64);
+    let nibble = || packed[64 * (j / 2) + byte] >> (4 * (j % 2)) & 15;
+    let pair = |at: usize| packed[at + 64 * (j / 4) + byte] >> (2 * (j % 4)) & 3;
+    let bit = |at: usize| packed[at + byte] >> j & 1;
+    match L::BITS {
+        2 => pair(0),
+        3 => pair(0) | bit(128) << 2,
+        4 if L::CODEBOOK => IQ4_VALUES[usize::from(nibble())],
+        4 => nibble(),
+        5 => nibble() | bit(256) << 4,
+        6 => nibble() | pair(256) << 4,
+        _ => packed[i],
+    }
+}
+
 /// The 512 quants of a group in lane order.
 pub fn unpack_group<L: Layout>(packed: &[u8]) -> [u8; GROUP_QUANTS] {
-    std::array::from_fn(|i| {
-        let (j, byte) = (i / 64, i % 64);
-        let nibble = || packed[64 * (j / 2) + byte] >> (4 * (j % 2)) & 15;
-        let pair = |at: usize| packed[at + 64 * (j / 4) + byte] >> (2 * (j % 4)) & 3;
-        let bit = |at: usize| packed[at + byte] >> j & 1;
-        match L::BITS {
-            2 => pair(0),
-            3 => pair(0) | bit(128) << 2,
-            4 if L::CODEBOOK => IQ4_VALUES[usize::from(nibble())],
-            4 => nibble(),
-            5 => nibble() | bit(256) << 4,
-            6 => nibble() | pair(256) << 4,
-            _ => packed[i],
-        }
-    })
+    std::array::from_fn(|i| unpack_one::<L>(packed, i))
 }
 
-/// Scales of 16 rows in one sub-group of columns.
-#[derive(Clone, Copy)]
-pub struct SubGroup {
-    /// Scale of the quants.
-    pub scale: [f32; TILE],
-    /// What is added to every weight; zero without minima.
-    pub minimum: [f32; TILE],
-}
-
-/// The sub-groups of group `g`; both are the same when the layout has one.
-pub fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
-    let f16s =
-        |at: usize| -> [f32; TILE] { std::array::from_fn(|r| f16::from_le_bytes(bytes(scales, at + 2 * r)).to_f32()) };
+/// Scale and minimum of row `r` in the sub-group of column `c` of group `g`; the minimum is 0 without minima.
+pub fn row_weights<L: Layout>(scales: &[u8], g: usize, c: usize, r: usize) -> (f32, f32) {
+    let half = |at: usize| f16::from_le_bytes(bytes(scales, at + 2 * r)).to_f32();
     let kinds = 1 + usize::from(L::MINIMA);
-    let minima = |yes: &dyn Fn() -> [f32; TILE]| if L::MINIMA { yes() } else { [0.0; TILE] };
+    let with_minimum = |scale, minimum: &dyn Fn() -> f32| (scale, if L::MINIMA { minimum() } else { 0.0 });
     if !L::SUPER_SCALES {
         let at = g * 2 * TILE * kinds;
-        return [SubGroup { scale: f16s(at), minimum: minima(&|| f16s(at + 2 * TILE)) }; 2];
+        return with_minimum(half(at), &|| half(at + 2 * TILE));
     }
     let sub_groups = GROUP / L::SCALE_COLUMNS;
     let (head, body) = (2 * TILE * kinds, sub_groups * TILE * kinds);
     let block = g / SUPER * (head + SUPER * body);
-    let factors = block + head + g % SUPER * body;
-    let times_i8 =
-        |f: [f32; TILE], at: usize| -> [f32; TILE] { std::array::from_fn(|r| f[r] * f32::from(scales[at + r] as i8)) };
-    [0, sub_groups - 1].map(|sub| SubGroup {
-        scale: times_i8(f16s(block), factors + sub * TILE),
-        minimum: minima(&|| times_i8(f16s(block + 2 * TILE), factors + (sub_groups + sub) * TILE)),
+    let factors = block + head + g % SUPER * body + c / L::SCALE_COLUMNS * TILE;
+    let factor = |at: usize| f32::from(scales[at + r] as i8);
+    with_minimum(half(block) * factor(factors), &|| half(block + 2 * TILE) * factor(factors + sub_groups * TILE))
+}
+
+/// Scales of 16 rows in one sub-group of columns.
+#[derive(Clone, Copy)]
+struct SubGroup {
+    scale: [f32; TILE],
+    minimum: [f32; TILE],
+}
+
+/// The sub-groups of group `g`; both are the same when the layout has one.
+fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
+    [0, GROUP - 1].map(|c| SubGroup {
+        scale: std::array::from_fn(|r| row_weights::<L>(scales, g, c, r).0),
+        minimum: std::array::from_fn(|r| row_weights::<L>(scales, g, c, r).1),
     })
 }
 

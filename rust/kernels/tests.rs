@@ -69,11 +69,11 @@ impl TileBytes {
     /// Weight of row `r` and column `c` in f64, from the description of the layout.
     fn weight(&self, r: usize, c: usize) -> f64 {
         fn weight<L: Layout>(t: &TileBytes, r: usize, c: usize) -> f64 {
-            let quants = scalar::unpack_group::<L>(&t.quants[c / GROUP * 64 * L::BITS..]);
-            let sub = scalar::group_weights::<L>(&t.scales, c / GROUP)[c % GROUP / 16];
+            let group = &t.quants[c / GROUP * 64 * L::BITS..];
+            let (scale, minimum) = scalar::row_weights::<L>(&t.scales, c / GROUP, c % GROUP, r);
             let offset = L::OFFSET_BITS.map_or(0, |bits| 1 << bits);
-            let quant = i32::from(quants[scalar::lane(r, c % GROUP)]) - offset;
-            f64::from(sub.scale[r]) * f64::from(quant) + f64::from(sub.minimum[r])
+            let quant = i32::from(scalar::unpack_one::<L>(group, scalar::lane(r, c % GROUP))) - offset;
+            f64::from(scale) * f64::from(quant) + f64::from(minimum)
         }
         let at = |bytes: usize| &self.quants[(TILE * c + r) * bytes..][..bytes];
         match self.dtype {
@@ -105,7 +105,7 @@ impl RowBytes {
         let values: Vec<f32> = (0..count * groups * GROUP)
             .map(|i| match fill {
                 Fill::Random => random.float() * 3.0,
-                _ if i / GROUP % 2 == 0 => 1.0,
+                _ if (i / GROUP).is_multiple_of(2) => 1.0,
                 _ => -1.0,
             })
             .collect();

@@ -9,6 +9,9 @@ const LANES: usize = 16;
 /// Scores in a row of a block of attention.
 const BLOCK: usize = 64;
 
+/// 1.5 * 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits.
+pub const ROUND: f32 = 12_582_912.0;
+
 /// Sum of 16 lanes as a balanced tree.
 #[inline(always)]
 fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
@@ -25,7 +28,6 @@ fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
 /// e^x, within 2 ulp for -87.3 < x < 88.7; 0 below and e^88.7 above (range reduction and polynomial after Cephes).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     let clamped = x.clamp(-87.3, 88.7);
     let shifted = clamped.mul_add(LOG2_E, ROUND);
@@ -91,7 +93,6 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
 /// Quantises a row, a multiple of 32 long, to int8 with one scale per group of 32.
 #[inline(always)]
 pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
-    const ROUND: f32 = 12_582_912.0;
     let groups = values.chunks_exact(GROUP).zip(quants.chunks_exact_mut(GROUP));
     for ((values, quants), out) in groups.zip(scales) {
         let mut lanes = [0.0f32; LANES];
@@ -111,15 +112,7 @@ pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
                 *sum += i32::from(q);
             }
         }
-        let sum = sums[0] + sums[1];
-        *out = GroupScale {
-            scale,
-            negative_sum: -sum,
-            sum: scale * sum as f32,
-            reserved: 0,
-            negative_sums: sums.map(|s| -s),
-            sums: sums.map(|s| scale * s as f32),
-        };
+        *out = GroupScale::new(scale, sums);
     }
 }
 
@@ -192,16 +185,21 @@ pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
     }
 }
 
-/// `x += y`.
-#[inline(always)]
-pub fn add(x: &mut [f32], y: &[f32]) {
-    for (x, &y) in x.iter_mut().zip(y) {
-        *x += y;
-    }
-}
-
 /// Compiles this module's functions for a set of target features, under the same names.
 macro_rules! instantiate {
+    ($features:literal) => {
+        vector::instantiate_all_but_quantize!($features);
+        /// As [`vector::quantize`].
+        #[target_feature(enable = $features)]
+        pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
+            vector::quantize(values, quants, scales)
+        }
+    };
+}
+pub(super) use instantiate;
+
+/// The same for an instruction set with a `quantize` of its own.
+macro_rules! instantiate_all_but_quantize {
     ($features:literal) => {
         /// As [`vector::rms_norm`].
         #[target_feature(enable = $features)]
@@ -217,11 +215,6 @@ macro_rules! instantiate {
         #[target_feature(enable = $features)]
         pub fn swiglu(gate: &mut [f32], up: &[f32]) {
             vector::swiglu(gate, up)
-        }
-        /// As [`vector::quantize`].
-        #[target_feature(enable = $features)]
-        pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
-            vector::quantize(values, quants, scales)
         }
         /// As [`vector::softmax_rows`].
         #[target_feature(enable = $features)]
@@ -246,4 +239,4 @@ macro_rules! instantiate {
         }
     };
 }
-pub(super) use instantiate;
+pub(super) use instantiate_all_but_quantize;

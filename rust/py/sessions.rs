@@ -1,0 +1,175 @@
+//! Sessions in Python.
+
+use super::attention::prompt;
+use super::convert::{token_ids, Count};
+use super::{interruptible, lock_polling};
+use crate::cache::PAGE;
+use crate::{saved, session};
+use numpy::{PyArray1, PyArray2, PyArray3, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+#[pyclass(frozen, module = "specrs._specrs", name = "Snapshot")]
+pub struct PySnapshot(session::Snapshot);
+
+#[pymethods]
+impl PySnapshot {
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Calls from several threads wait for each other on the lock, without the GIL.
+#[pyclass(frozen, module = "specrs._specrs", name = "Session")]
+pub struct PySession(Mutex<session::Session>);
+
+impl From<session::Session> for PySession {
+    fn from(session: session::Session) -> Self {
+        Self(Mutex::new(session))
+    }
+}
+
+impl PySession {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        f: impl FnOnce(&mut session::Session) -> crate::error::Result<T> + Send,
+    ) -> PyResult<T> {
+        interruptible(py, |poll| f(&mut *lock_polling(&self.0, poll)?))
+    }
+
+    /// Logits of the last `positions` tokens, or of all.
+    fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        positions: Option<usize>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let tokens = token_ids(tokens)?;
+        let positions = positions.unwrap_or(tokens.len());
+        let (logits, n_vocab) = interruptible(py, |poll| {
+            let mut session = lock_polling(&self.0, poll)?;
+            let logits = session.forward(&tokens, positions, poll)?;
+            Ok((logits, session.model().config().n_vocab))
+        })?;
+        PyArray1::from_vec(py, logits).reshape([positions, n_vocab])
+    }
+}
+
+#[pymethods]
+impl PySession {
+    #[getter]
+    fn tokens(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.with(py, |session| Ok(session.tokens().to_vec()))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |session| Ok(session.tokens().len()))
+    }
+
+    fn forward<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let logits = self.logits(py, tokens, Some(1))?;
+        let n_vocab = logits.shape()[1];
+        logits.reshape([n_vocab])
+    }
+
+    fn forward_all_positions<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        self.logits(py, tokens, None)
+    }
+
+    fn forward_last<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        positions: Count,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        self.logits(py, tokens, Some(positions.0))
+    }
+
+    #[pyo3(signature = (
+        tokens, *, attention=None, positions=Count(1), progress=None, prompt_length=None, kept=None
+    ))]
+    #[allow(clippy::too_many_arguments)]
+    fn prefill<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        attention: Option<&Bound<'py, PyAny>>,
+        positions: Count,
+        progress: Option<Py<PyAny>>,
+        prompt_length: Option<Count>,
+        kept: Option<&Bound<'py, PyArray3<u32>>>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let tokens = token_ids(tokens)?;
+        let state = |session: &mut session::Session| Ok((session.tokens().len(), session.model().config().n_layer));
+        let (len, n_layer) = self.with(py, state)?;
+        let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
+        let mut failed = None;
+        let result = interruptible(py, |poll| {
+            let mut session = lock_polling(&self.0, poll)?;
+            let mut report = |done: usize| match &progress {
+                None => true,
+                Some(progress) => Python::attach(|py| {
+                    failed = progress.call1(py, (done, tokens.len())).err();
+                    failed.is_none()
+                }),
+            };
+            let logits = session.prefill(&tokens, positions.0, prompt.as_ref(), &mut report, poll)?;
+            Ok((logits, session.model().config().n_vocab))
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (logits, n_vocab) = result?;
+        if let (Some(kept), Some(counts)) = (kept, prompt.and_then(|prompt| prompt.counts)) {
+            kept.try_readwrite()?.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
+        }
+        PyArray1::from_vec(py, logits).reshape([positions.0, n_vocab])
+    }
+
+    fn kept_shape(&self, py: Python<'_>, length: Count) -> PyResult<(usize, usize, usize)> {
+        self.with(py, |session| {
+            let blocks = (session.tokens().len() + length.0).div_ceil(PAGE);
+            Ok((session.model().config().n_layer, blocks, blocks))
+        })
+    }
+
+    #[getter]
+    fn sparse_spans(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize, String)>> {
+        let span = |span: &session::Span| (span.positions.start, span.positions.end, span.pattern.to_string());
+        self.with(py, |session| Ok(session.spans().iter().map(span).collect()))
+    }
+
+    fn truncate(&self, py: Python<'_>, length: Count) -> PyResult<()> {
+        self.with(py, |session| session.truncate(length.0))
+    }
+
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |session| {
+            session.reset();
+            Ok(())
+        })
+    }
+
+    fn snapshot(&self, py: Python<'_>) -> PyResult<PySnapshot> {
+        self.with(py, |session| Ok(PySnapshot(session.snapshot())))
+    }
+
+    fn restore(&self, py: Python<'_>, snapshot: &PySnapshot) -> PyResult<()> {
+        let snapshot = &snapshot.0;
+        self.with(py, |session| session.restore(snapshot))
+    }
+
+    fn fork(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, |session| Ok(Self::from(session.fork())))
+    }
+
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |session| saved::save(session, &path))
+    }
+}

@@ -3,6 +3,7 @@
 mod convert;
 mod drafting;
 mod sampling;
+mod text;
 
 use crate::config::Config;
 use crate::error::Error;
@@ -10,15 +11,17 @@ use crate::gguf::GgufFile;
 use crate::layout::ignored_tensors;
 use crate::saved;
 use crate::session::{self, Options};
-use crate::text_stream;
 use crate::tokenizer;
 use convert::{metadata_dict, token_ids, ContextOverflow, Count, GgufError};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
+use text::PyTokenizer;
 
 /// How often a long call looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
@@ -26,18 +29,34 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
 /// How often a call looks whether another thread's call on the same session is done.
 const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
+thread_local! {
+    /// Whether this thread runs Python's signal handlers in the middle of a call of ours.
+    static HANDLING_SIGNALS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs `compute` without the GIL; it polls for signals, and an exception raised by a handler stops it.
+///
+/// A handler runs while the interrupted call holds its session and its cores, so a call made by the handler is refused
+/// instead of waiting for ever.
 fn interruptible<T: Send>(
     py: Python<'_>,
     compute: impl FnOnce(&mut dyn FnMut() -> bool) -> crate::error::Result<T> + Send,
 ) -> PyResult<T> {
+    if HANDLING_SIGNALS.get() {
+        return Err(PyRuntimeError::new_err(
+            "a signal handler cannot use specrs while it interrupts a call; set a flag and act on it after the call",
+        ));
+    }
     let mut raised = None;
     let result = py.detach(|| {
         let mut last = Instant::now();
         let mut poll = || {
             if last.elapsed() >= SIGNAL_INTERVAL {
                 last = Instant::now();
-                raised = Python::attach(|py| py.check_signals().err());
+                HANDLING_SIGNALS.set(true);
+                // Nothing to attach to means that the interpreter is shutting down; the call goes on undisturbed.
+                raised = Python::try_attach(|py| py.check_signals().err()).flatten();
+                HANDLING_SIGNALS.set(false);
             }
             raised.is_some()
         };
@@ -55,10 +74,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The same while signals are heard: whoever holds it may compute for long.
-fn lock_polling<'a, T>(
-    mutex: &'a Mutex<T>,
-    poll: &mut dyn FnMut() -> bool,
-) -> crate::error::Result<MutexGuard<'a, T>> {
+fn lock_polling<'a, T>(mutex: &'a Mutex<T>, poll: &mut dyn FnMut() -> bool) -> crate::error::Result<MutexGuard<'a, T>> {
     loop {
         match mutex.try_lock() {
             Ok(guard) => return Ok(guard),
@@ -122,11 +138,13 @@ impl PyModel {
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        n_ctx: Option<Count>,
-        threads: Option<Count>,
+        n_ctx: Option<&Bound<'_, PyAny>>,
+        threads: Option<&Bound<'_, PyAny>>,
         device: &str,
     ) -> PyResult<Self> {
-        let options = Options { n_ctx: n_ctx.map(|n| n.0), threads: threads.map(|n| n.0), device };
+        let n_ctx = n_ctx.map(|n| Count::named(n, "n_ctx")).transpose()?.map(|n| n.0);
+        let threads = threads.map(|n| Count::named(n, "threads")).transpose()?.map(|n| n.0);
+        let options = Options { n_ctx, threads, device };
         interruptible(py, |poll| {
             let file = GgufFile::open(&path)?;
             // What can be refused is refused before the weights are read.
@@ -237,6 +255,8 @@ impl PySession {
         tokens: &Bound<'py, PyAny>,
         positions: Option<usize>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
+        py.import("numpy")?;
         let tokens = token_ids(tokens)?;
         let positions = positions.unwrap_or(tokens.len());
         let (logits, n_vocab) = interruptible(py, |poll| {
@@ -311,84 +331,6 @@ impl PySession {
     }
 }
 
-#[pyclass(frozen, module = "specrs._specrs", name = "Tokenizer")]
-struct PyTokenizer(Arc<tokenizer::Tokenizer>);
-
-#[pymethods]
-impl PyTokenizer {
-    #[getter]
-    fn n_vocab(&self) -> usize {
-        self.0.n_vocab()
-    }
-
-    #[getter]
-    fn bos(&self) -> Option<u32> {
-        self.0.bos()
-    }
-
-    #[getter]
-    fn eos(&self) -> Option<u32> {
-        self.0.eos()
-    }
-
-    #[getter]
-    fn end_ids(&self) -> Vec<u32> {
-        self.0.end_ids().to_vec()
-    }
-
-    #[getter]
-    fn add_bos(&self) -> bool {
-        self.0.add_bos()
-    }
-
-    #[getter]
-    fn chat_template(&self) -> Option<&str> {
-        self.0.chat_template()
-    }
-
-    #[pyo3(signature = (text, *, add_bos=None, parse_special=false))]
-    fn encode(&self, py: Python<'_>, text: &str, add_bos: Option<bool>, parse_special: bool) -> PyResult<Vec<u32>> {
-        Ok(py.detach(|| self.0.encode(text, add_bos, parse_special))?)
-    }
-
-    fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
-        let tokens = token_ids(tokens)?;
-        Ok(py.detach(|| self.0.decode(&tokens))?)
-    }
-
-    fn token(&self, id: Count) -> PyResult<&str> {
-        Ok(self.0.token(id.id())?)
-    }
-
-    fn is_control(&self, id: Count) -> PyResult<bool> {
-        Ok(self.0.is_control(id.id())?)
-    }
-
-    fn is_padding(&self, id: Count) -> PyResult<bool> {
-        Ok(self.0.is_padding(id.id())?)
-    }
-
-    #[pyo3(signature = (*, continuing=false))]
-    fn stream(&self, continuing: bool) -> PyTextStream {
-        let stream = if continuing { text_stream::TextStream::continuing } else { text_stream::TextStream::new };
-        PyTextStream(Mutex::new(stream(self.0.clone())))
-    }
-}
-
-#[pyclass(frozen, module = "specrs._specrs", name = "TextStream")]
-struct PyTextStream(Mutex<text_stream::TextStream>);
-
-#[pymethods]
-impl PyTextStream {
-    fn push(&self, token: Count) -> PyResult<String> {
-        Ok(lock(&self.0).push(token.id())?)
-    }
-
-    fn finish(&self) -> String {
-        lock(&self.0).finish()
-    }
-}
-
 #[pymodule]
 mod _specrs {
     #[pymodule_export]
@@ -396,5 +338,7 @@ mod _specrs {
     #[pymodule_export]
     use super::sampling::PySampler;
     #[pymodule_export]
-    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot, PyTextStream, PyTokenizer};
+    use super::text::{PyTextStream, PyTokenizer};
+    #[pymodule_export]
+    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PySession, PySnapshot};
 }

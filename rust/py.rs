@@ -55,10 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The same while signals are heard: whoever holds it may compute for long.
-fn lock_polling<'a, T>(
-    mutex: &'a Mutex<T>,
-    poll: &mut dyn FnMut() -> bool,
-) -> crate::error::Result<MutexGuard<'a, T>> {
+fn lock_polling<'a, T>(mutex: &'a Mutex<T>, poll: &mut dyn FnMut() -> bool) -> crate::error::Result<MutexGuard<'a, T>> {
     loop {
         match mutex.try_lock() {
             Ok(guard) => return Ok(guard),

@@ -99,7 +99,8 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
     if tokens.len() > model.n_ctx() {
         return Err(model.overflow(tokens.len()));
     }
-    let cache = model.engine().cache_from_bytes(tokens.len(), reader.rest).map_err(|error| refuse(error.to_string()))?;
+    let cache =
+        model.engine().cache_from_bytes(tokens.len(), reader.rest).map_err(|error| refuse(error.to_string()))?;
     Ok(Session::from_parts(model, cache, tokens))
 }
 

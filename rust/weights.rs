@@ -178,7 +178,11 @@ fn pack(
         if stopped.load(Ordering::Relaxed) {
             return false;
         }
-        let Some((index, quants, scales)) = tiles.lock().unwrap_or_else(PoisonError::into_inner).take(quant_bytes, scale_bytes) else { return false };
+        let Some((index, quants, scales)) =
+            tiles.lock().unwrap_or_else(PoisonError::into_inner).take(quant_bytes, scale_bytes)
+        else {
+            return false;
+        };
         let rows = index * TILE..rows.min((index + 1) * TILE);
         let source: Vec<&[u8]> = rows.map(|r| &data[r * row_bytes..][..row_bytes]).collect();
         match info.dtype.is_float() {
@@ -198,7 +202,11 @@ fn pack(
             }
         }
     });
-    if stopped.into_inner() { Err(Error::Interrupted) } else { Ok(()) }
+    if stopped.into_inner() {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
+    }
 }
 
 /// The tiles of a tensor that nobody has begun to pack.

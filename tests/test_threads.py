@@ -151,8 +151,13 @@ def test_a_thread_loads_while_the_main_thread_computes(
     """The main thread is pinned to one CPU then; the number of threads possible stays the same."""
     model = Model(smollm2, threads=2)
     path = tiny(quant="Q4_0")
+
+    def load() -> int:
+        time.sleep(0.05)
+        return Model(path, threads=2).threads
+
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(lambda: (time.sleep(0.05), Model(path, threads=2).threads)[1])
+        loading = pool.submit(load)
         model.session().forward(random_ids(model, 400))
         assert loading.result() == 2
 

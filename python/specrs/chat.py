@@ -215,7 +215,7 @@ def _compiled(template: str) -> jinja2.Template:
                 raise TemplateError(f"the chat template makes something huge with {operator}")
             return super().call_binop(context, operator, left, right)
 
-        def call(self, context: Any, method: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        def call(self, context: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
             original = getattr(method, "__wrapped__", method)  # jinja2 wraps str.format
             name = getattr(original, "__name__", "")
             if name in PADDING:

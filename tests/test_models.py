@@ -235,3 +235,12 @@ def test_the_cache_is_the_platforms_unless_chosen(
     assert models.cache_folder() == tmp_path
     monkeypatch.delenv("SPECRS_CACHE")
     assert models.cache_folder().name == "specrs"
+
+
+def test_an_environment_without_pip_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPECRS_CACHE", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OSError, match=r"lacks.*ensurepip"):
+        models.pull("smollm2-135m")

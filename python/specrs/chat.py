@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +19,10 @@ Message = Mapping[str, Any]
 MAX_ITERATIONS = 1_000_000
 MAX_REPEATED = 10_000_000
 MAX_EXPONENT = 64
+
+# What fills text up to a width, and which of them take the width from the text itself.
+FORMATTING = frozenset({"%", "format", "format_map"})
+PADDING = FORMATTING | {"ljust", "rjust", "center", "zfill", "expandtabs"}
 
 # A noncharacter, which no text for interchange contains: marks where a control token's spelling is
 # broken.
@@ -91,6 +95,8 @@ class ChatFormat:
             control = [i for i in range(tokenizer.n_vocab) if tokenizer.is_control(i)]
             # A spelling of one character cannot be broken.
             spellings = [text for text in map(tokenizer.token, control) if len(text) > 1]
+            # Text is cut at breaks, so one that contains a break never arises.
+            spellings = [text for text in spellings if _BREAK not in text]
             longest_first = sorted(spellings, key=len, reverse=True)
             nothing = r"(?!)"
             self._control_tokens = re.compile("|".join(map(re.escape, longest_first)) or nothing)
@@ -138,6 +144,23 @@ def render(
         raise TemplateError(f"the chat template failed: {error}") from error
 
 
+def check_width(name: str, text: Any, args: Iterable[Any]) -> None:
+    """Refuse to pad `text` to a huge width, which is among `args` or written in the format `text`.
+
+    Other uses of these names are not touched.
+    """
+    widths = [arg for arg in args if isinstance(arg, int)] if not isinstance(text, int) else []
+    if isinstance(text, str) and name in FORMATTING:
+        # A number that is only shown may be large; one that fills a `*` or a `{}` in a width not.
+        nested = re.search(r"%[^a-zA-Z%]*\*|\{[^{}]*:[^{}]*\{", text)
+        written = " ".join(re.findall(r"%[^a-zA-Z%]*|\{[^{}]*:[^{}]*", text))
+        widths = (widths if nested else []) + [
+            int(digits) for digits in re.findall(r"[0-9]{1,30}", written)
+        ]
+    if any(abs(width) > MAX_REPEATED for width in widths):
+        raise TemplateError(f"the chat template makes something huge with {name}")
+
+
 class _Meter:
     """Counts the loop iterations of one rendering."""
 
@@ -173,7 +196,7 @@ def _compiled(template: str) -> jinja2.Template:
     class Environment(ImmutableSandboxedEnvironment):
         """A sandbox: jinja2 keeps templates off files and attributes, this bounds their work."""
 
-        intercepted_binops = frozenset({"*", "**"})
+        intercepted_binops = frozenset({"*", "**", "%"})
 
         # Every template passes here between parsing and compiling; there is no public place.
         def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -183,11 +206,28 @@ def _compiled(template: str) -> jinja2.Template:
             return tree
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "%":
+                check_width("%", left, right if isinstance(right, tuple) else (right,))
+                return super().call_binop(context, operator, left, right)
             sized, times = (left, right) if hasattr(left, "__len__") else (right, left)
             too_long = hasattr(sized, "__len__") and len(sized) * times > MAX_REPEATED
             if too_long or (operator == "**" and abs(right) > MAX_EXPONENT):
                 raise TemplateError(f"the chat template makes something huge with {operator}")
             return super().call_binop(context, operator, left, right)
+
+        def call(self, context: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+            original = getattr(method, "__wrapped__", method)  # jinja2 wraps str.format
+            name = getattr(original, "__name__", "")
+            if name in PADDING:
+                check_width(name, getattr(original, "__self__", ""), (*args, *kwargs.values()))
+            return super().call(context, method, *args, **kwargs)
+
+    def bounded(name: str, original: Any) -> Any:
+        def bounded_filter(value: Any, *args: Any, **kwargs: Any) -> Any:
+            check_width(name, value, (*args, *kwargs.values()))
+            return original(value, *args, **kwargs)
+
+        return bounded_filter
 
     @jinja2.pass_context
     def metered(context: Any, items: Any) -> Any:
@@ -205,6 +245,8 @@ def _compiled(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = tojson
     environment.filters["metered"] = metered
+    for name in ("center", "format", "indent"):
+        environment.filters[name] = bounded(name, environment.filters[name])
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(template)

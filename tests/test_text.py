@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import Scripted, TextStream, as_bytes, toy_llama
-from specrs import Drafter
+from specrs import Drafter, FixedLength
 from specrs.generate import Step
 from specrs.text import TextWriter
 
@@ -39,8 +39,6 @@ class Says:
         session = self.llm.session()
         drafter = self.drafter(block)
         if drafter is not None:
-            from specrs import FixedLength
-
             options["draft_length"] = FixedLength(block)
         stream = self.llm.stream([1], session=session, drafter=drafter, **options)
         chunks = list(stream)
@@ -130,7 +128,8 @@ def test_stray_and_unfinished_bytes_become_one_mark(
 
 def test_chunks_tell_what_was_drafted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     says = Says(monkeypatch, tmp_path, ["a", "b", "c", "d", "e"])
-    stream = says.llm.stream([1], drafter=Scripted([1, *says.ids[:2], 1, *says.ids[3:], 0]))
+    drafter = Scripted([1, *says.ids[:2], 1, *says.ids[3:], 0])
+    stream = says.llm.stream([1], drafter=drafter, draft_length=FixedLength(8))
     shown = [(chunk.text, len(chunk.tokens), chunk.from_draft) for chunk in stream]
     # The first draft is wrong at its third id, the second right to the end.
     assert shown == [("ab", 2, True), ("c", 1, False), ("de", 3, True)]

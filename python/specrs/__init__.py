@@ -11,17 +11,26 @@ from typing import TYPE_CHECKING
 from ._specrs import ContextOverflow as ContextOverflow
 from ._specrs import GgufError as GgufError
 from ._specrs import Session as Session
+from .adaptive import AdaptiveLength as AdaptiveLength
 from .draft_model import DraftModel as DraftModel
+from .drafters import Chain as Chain
+from .drafters import Draft as Draft
 from .drafters import Drafter as Drafter
 from .drafters import PromptLookup as PromptLookup
 from .length import FixedLength as FixedLength
+from .length import LengthPolicy as LengthPolicy
 from .llama import Completion as Completion
 from .llama import Llama as Llama
 from .llama import Stream as Stream
 from .models import pull as pull
+from .replay import Replay as Replay
+from .replay import replay as replay
 from .sampling import Sampling as Sampling
 from .sampling import TokenLogprob as TokenLogprob
 from .stats import Stats as Stats
+from .suffix_decoding import SuffixCorpus as SuffixCorpus
+from .suffix_decoding import SuffixDecoding as SuffixDecoding
+from .trace import Trace as Trace
 
 __version__: str
 

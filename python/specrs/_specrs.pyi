@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -194,3 +194,55 @@ class Sampler:
         self, logits: npt.NDArray[np.float32], token: int, count: int
     ) -> tuple[float, list[tuple[int, float]]]:
         """The log-softmax of `logits` at `token`, and the `count` largest with their ids, descending."""
+
+@final
+class NgramIndex:
+    """Where the n-grams of a history occurred; sizes from `min_size` to `max_size`.
+
+    Args:
+        occurrence: Which of several occurrences `propose` copies from.
+        min_hits: Occurrences an n-gram needs.
+    """
+
+    def __new__(
+        cls,
+        min_size: int,
+        max_size: int,
+        occurrence: Literal["last", "first", "most_frequent"],
+        min_hits: int,
+    ) -> NgramIndex: ...
+    def __len__(self) -> int:
+        """Length of the history."""
+    def clear(self) -> None:
+        """Forget the history."""
+    def extend(self, tokens: TokenIds) -> None:
+        """Append to the history."""
+    def propose(self, k: int) -> tuple[list[int], int]:
+        """Up to `k` ids that followed the longest final n-gram which occurred before, and its size."""
+
+@final
+class SuffixTree:
+    """How often every string of at most `depth` ids occurs in the texts added; from 2 on."""
+
+    def __new__(cls, depth: int) -> SuffixTree: ...
+    def __len__(self) -> int:
+        """Ids of all texts."""
+    def add(self, tokens: TokenIds) -> None:
+        """Add a text."""
+
+@final
+class SuffixIndex:
+    """A history whose end is looked up in its own past and in a corpus."""
+
+    def __new__(cls, depth: int, corpus: SuffixTree | None = None) -> SuffixIndex: ...
+    def __len__(self) -> int:
+        """Length of the history."""
+    def clear(self) -> None:
+        """Forget the history."""
+    def extend(self, tokens: TokenIds) -> None:
+        """Append to the history."""
+    def propose(self, k: int, min_probability: float) -> tuple[list[int], int, float]:
+        """The guess of up to `k` ids with the most right ones to expect.
+
+        Returns the ids, the length of the context they follow, and how many should be right.
+        """

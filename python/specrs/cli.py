@@ -29,6 +29,7 @@ class DrafterName(str, Enum):
     """Drafters that need no model."""
 
     prompt_lookup = "prompt-lookup"
+    suffix_decoding = "suffix-decoding"
 
 
 # Options that reach the library under their own names; None leaves the choice to it.
@@ -140,15 +141,17 @@ def generate(
     either = _given(num_draft_tokens=num_draft_tokens)
     if drafter and draft_model:
         raise ValueError("--drafter and --draft-model exclude each other")
-    if lookup and not drafter:
+    if lookup and drafter is not DrafterName.prompt_lookup:
         raise ValueError("--max-ngram-size and --min-ngram-size need --drafter prompt-lookup")
     if small and not draft_model:
         raise ValueError("--p-min needs --draft-model")
     if either and not (drafter or draft_model):
         raise ValueError("--num-draft-tokens needs --drafter or --draft-model")
     chosen: specrs.Drafter | None = None
-    if drafter:
+    if drafter is DrafterName.prompt_lookup:
         chosen = specrs.PromptLookup(**lookup, **either)
+    elif drafter:
+        chosen = specrs.SuffixDecoding(**either)
     elif draft_model:
         draft_llm = specrs.Llama(specrs.pull(draft_model), **loading)
         chosen = specrs.DraftModel(draft_llm, **small, **either)
@@ -211,6 +214,52 @@ def demo(
     out.print(f"speed-up: {after / before if before else 1:.2f}x")
     out.print(f"identical: {'yes' if same else 'NO'} ({len(plain[0])} tokens)")
     if not same:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    model: Model,
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSON lines with "task" and "prompt"; default: built in.')
+    ] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Measure this draft model too.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Most prompts.")] = None,
+    max_tokens: MaxTokens = None,
+    rounds: Annotated[int | None, typer.Option(help="Turns of each; medians count.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
+    n_ctx: NCtx = None,
+    threads: Threads = None,
+    device: Device = None,
+) -> None:
+    """Measure speculation against plain decoding; exit with 1 if a token differs."""
+    import json
+
+    from .bench import Contestant, compare, read_prompts, record, table
+
+    loading = _given(n_ctx=n_ctx, threads=threads, device=device)
+    llm = specrs.Llama(specrs.pull(model), **loading)
+    contestants = {
+        "PromptLookup": Contestant(specrs.PromptLookup()),
+        "SuffixDecoding": Contestant(specrs.SuffixDecoding()),
+    }
+    if draft_model:
+        small = specrs.Llama(specrs.pull(draft_model), **loading)
+        contestants["DraftModel"] = Contestant(specrs.DraftModel(small))
+    chosen = read_prompts(llm, prompts, limit)
+    print(f"{llm.path.name}, {llm.kernels}, {llm.threads} threads, {len(chosen)} prompts")
+    results = compare(
+        llm,
+        contestants,
+        chosen,
+        progress=lambda done: print(f"\r{done}/{len(chosen)}", end="", file=sys.stderr, flush=True),
+        **_given(max_tokens=max_tokens, rounds=rounds),
+    )
+    print(file=sys.stderr)
+    print(table(results))
+    if json_file is not None:
+        json_file.write_text(json.dumps(record(results), indent=2) + "\n")
+    if any(figures["all"].different for figures in results.values()):
         raise typer.Exit(1)
 
 

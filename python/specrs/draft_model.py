@@ -7,43 +7,21 @@ import threading
 from collections.abc import Sequence
 from copy import copy
 from operator import index
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from .drafters import Follower
+from .drafters import Follower, LanguageModel
 from .sampling import Sampling
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ._specrs import Session, Tokenizer
-
-
-class LanguageModel(Protocol):
-    """The part of `Llama` that drafting needs."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Positions of a session."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Rows of logits, padding included."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The vocabulary."""
-
-    def session(self) -> Session:
-        """Return a new, empty session."""
-
 
 class DraftModel:
     """Propose what a smaller model of the same vocabulary would write.
 
     It keeps a session of its own, which follows the history by the longest common prefix: what the
-    target rejected is simply cut off there. A history that the draft's own context cannot hold gets
-    no proposals.
+    target rejected is simply cut off there. Its context must hold what the target's does.
 
     Args:
         draft_llm: The loaded draft model, a `Llama`.
@@ -53,7 +31,7 @@ class DraftModel:
     """
 
     def __init__(
-        self, draft_llm: LanguageModel, num_draft_tokens: int = 4, p_min: float = 0.0
+        self, draft_llm: LanguageModel, num_draft_tokens: int = 8, p_min: float = 0.0
     ) -> None:
         if not hasattr(draft_llm, "session"):
             raise TypeError(f"DraftModel: draft_llm must be a specrs.Llama, not {draft_llm!r}")
@@ -76,7 +54,10 @@ class DraftModel:
         self._fits: LanguageModel | None = None
 
     def check_target(self, target: LanguageModel) -> None:
-        """Raise ValueError unless the target has the same tokens; padding may differ."""
+        """Raise ValueError unless the target has the same tokens and no larger context.
+
+        Padding of the vocabulary may differ.
+        """
         if target is self._fits:
             return
         draft = self.draft_llm
@@ -97,6 +78,11 @@ class DraftModel:
                     f"DraftModel: the {name} token is {ours_id} in the draft and {theirs_id} in "
                     f"the target; use a draft model of the target's family"
                 )
+        if draft.n_ctx < target.n_ctx:
+            raise ValueError(
+                f"DraftModel: the draft's context of {draft.n_ctx} is smaller than the target's of "
+                f"{target.n_ctx}; load the target with n_ctx={draft.n_ctx}, or the draft with more"
+            )
         self._fits = target
 
     def coupled(self, sampling: Sampling, prompt_tokens: int) -> DraftModel:

@@ -3,20 +3,60 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from ._specrs import NgramIndex, SuffixIndex
+
+if TYPE_CHECKING:
+    from ._specrs import Session, Tokenizer
+    from .sampling import Sampling
+
+
+class LanguageModel(Protocol):
+    """The part of `Llama` that drafting needs."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions of a session."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Rows of logits, padding included."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary."""
+
+    def session(self) -> Session:
+        """Return a new, empty session."""
+
+
+class Draft(list[int]):
+    """Proposed ids that say what they rest on; a drafter may propose any other sequence as well.
+
+    Attributes:
+        drafter: Who proposed them; the generation fills it in.
+        matched: Length of the context that led to them; 0 if that means nothing here. Drafts with
+            equal `matched` are taken to be about equally good.
+    """
+
+    def __init__(self, ids: Iterable[int] = (), *, drafter: str = "", matched: int = 0) -> None:
+        super().__init__(ids)
+        self.drafter = drafter
+        self.matched = matched
 
 
 @runtime_checkable
 class Drafter(Protocol):
     """Anything that guesses how a sequence of tokens goes on. Guesses cost time, never correctness.
 
-    A drafter may also have `num_draft_tokens`, how much to ask of it unless the user says
-    otherwise, and `check_target(target)`, which is called with the target `Llama` before a
-    generation begins and raises ValueError if the two do not fit. A drafter that makes choices of
-    its own may have `coupled(sampling, prompt_tokens)`: it returns the drafter to use in one
-    generation, which then chooses with the target's settings and noise (see `Sampling.sampler`).
+    A drafter may also have `check_target(target)`, which is called with the target `Llama` before
+    a generation begins and raises ValueError if the two do not fit; `coupled(sampling,
+    prompt_tokens)`, which returns the drafter to use in one generation, such as one that draws the
+    same random numbers as the target; and `members`, several drafters that are asked in its place,
+    one after the other.
     """
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
@@ -76,102 +116,142 @@ class Follower:
         self._source, self._checked = None, 0
 
 
-class PromptLookup:
-    """Propose what followed the last earlier occurrence of the final n-gram; needs no model.
+Occurrence = Literal["last", "first", "most_frequent"]
 
-    The longest n-gram that has an earlier occurrence decides, the most recent occurrence wins, and
-    nothing beyond the end of the history is proposed. The method is prompt lookup decoding (Saxena,
-    2023). One object may serve any number of generations: a proposal depends on the given history
-    alone.
+
+class IndexedDrafter:
+    """What drafters share that look up the end of the history in an index of the whole of it.
+
+    One object may serve any number of generations, one after the other or at once: a proposal
+    depends on the given history alone. The index costs new ids only; a history that is no
+    continuation of the last one is indexed anew.
+    """
+
+    def __init__(self, index: NgramIndex | SuffixIndex) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        self._follower = Follower()
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Bring the index to `tokens`."""
+        follower, index = self._follower, self._index
+        common = follower.common(tokens)
+        if common < len(follower.ids) or len(index) != len(follower.ids):
+            # Another history, or an interrupt fell between the two.
+            index.clear()
+            follower.ids.clear()
+            common = 0
+        new = tokens[common:]
+        index.extend(new)
+        follower.ids.extend(new)
+
+
+class PromptLookup(IndexedDrafter):
+    """Propose what followed an earlier occurrence of the final n-gram; needs no model.
+
+    The longest n-gram that has an earlier occurrence decides, and nothing beyond the end of the
+    history is proposed. The method is prompt lookup decoding (Saxena, 2023).
 
     Args:
         max_ngram_size: Longest n-gram looked for.
         min_ngram_size: Shortest n-gram that may decide; larger values propose less and hit more
             often.
         num_draft_tokens: Most tokens proposed at once.
+        occurrence: Which earlier occurrence counts: the "last", the "first", or the last of those
+            before the id that followed "most_frequent".
+        min_hits: Earlier occurrences an n-gram needs to decide.
 
     >>> PromptLookup().propose([1, 2, 3, 4, 1, 2], 2)
     [3, 4]
     """
 
     def __init__(
-        self, max_ngram_size: int = 3, min_ngram_size: int = 1, num_draft_tokens: int = 8
+        self,
+        max_ngram_size: int = 3,
+        min_ngram_size: int = 1,
+        num_draft_tokens: int = 16,
+        *,
+        occurrence: Occurrence = "last",
+        min_hits: int = 1,
     ) -> None:
         if not 1 <= index(min_ngram_size) <= index(max_ngram_size):
             raise ValueError(
                 f"PromptLookup: 1 <= min_ngram_size <= max_ngram_size is needed, "
                 f"not {min_ngram_size} and {max_ngram_size}"
             )
-        if index(num_draft_tokens) < 1:
+        for name, value in (("num_draft_tokens", num_draft_tokens), ("min_hits", min_hits)):
+            if index(value) < 1:
+                raise ValueError(f"PromptLookup: {name} must be at least 1, not {value}")
+        if occurrence not in ("last", "first", "most_frequent"):
             raise ValueError(
-                f"PromptLookup: num_draft_tokens must be at least 1, not {num_draft_tokens}"
+                "PromptLookup: occurrence must be 'last', 'first' or 'most_frequent', "
+                f"not {occurrence!r}"
             )
         self.max_ngram_size = max_ngram_size
         self.min_ngram_size = min_ngram_size
         self.num_draft_tokens = num_draft_tokens
-        self._lock = threading.Lock()
-        self._follower = Follower()
-        self._indexes = [_NgramIndex(n) for n in range(max_ngram_size, min_ngram_size - 1, -1)]
+        self.occurrence = occurrence
+        self.min_hits = min_hits
+        self._ngrams = NgramIndex(min_ngram_size, max_ngram_size, occurrence, min_hits)
+        super().__init__(self._ngrams)
 
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], k: int) -> Draft:
         """Return up to min(k, num_draft_tokens) ids, copied from `tokens`."""
         k = min(k, self.num_draft_tokens)
-        if k <= 0 or not len(tokens):
-            return []
+        if k <= 0:
+            return Draft()
         with self._lock:
-            ids = self._follow(tokens)
-            for ngrams in self._indexes:
-                end = ngrams.last_end.get(tuple(ids[-ngrams.n :]))
-                if end is not None:
-                    return ids[end : end + k]
-        return []
-
-    def _follow(self, tokens: Sequence[int]) -> list[int]:
-        """Bring the indexes to `tokens`; return these as a list of our own."""
-        ids = self._follower.ids
-        common = self._follower.common(tokens)
-        # The n-gram at the very end is the one looked for: it is no earlier occurrence.
-        end = len(tokens) - 1
-        if common < len(ids):
-            for ngrams in self._indexes:
-                ngrams.cut(ids, min(common, end))
-            del ids[common:]
-        ids.extend(tokens[common:])
-        for ngrams in self._indexes:
-            ngrams.extend(ids, end)
-        return ids
+            self._follow(tokens)
+            ids, matched = self._ngrams.propose(k)
+        return Draft(ids, matched=matched)
 
     def __repr__(self) -> str:
         return (
             f"PromptLookup(max_ngram_size={self.max_ngram_size}, "
-            f"min_ngram_size={self.min_ngram_size}, num_draft_tokens={self.num_draft_tokens})"
+            f"min_ngram_size={self.min_ngram_size}, num_draft_tokens={self.num_draft_tokens}, "
+            f"occurrence={self.occurrence!r}, min_hits={self.min_hits})"
         )
 
 
-class _NgramIndex:
-    """Where each n-gram of a sequence last ended; can be extended, and cut back by undoing."""
+class Chain:
+    """Ask several drafters in turn: the first that proposes wins.
 
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.last_end: dict[tuple[int, ...], int] = {}
-        # What each entry replaced, for every end from n on.
-        self._replaced: list[int | None] = []
+    Put what costs nothing before what does: `Chain(SuffixDecoding(), DraftModel(small))` runs the
+    model only where the text offers nothing to copy, or nothing that pays.
+    """
 
-    def extend(self, ids: list[int], end: int) -> None:
-        """Index every n-gram of `ids` that ends at `end` or before."""
-        n, last_end, replaced = self.n, self.last_end, self._replaced
-        for stop in range(n + len(replaced), end + 1):
-            ngram = tuple(ids[stop - n : stop])
-            replaced.append(last_end.get(ngram))
-            last_end[ngram] = stop
+    def __init__(self, *drafters: Drafter) -> None:
+        if not drafters:
+            raise ValueError("Chain: at least one drafter is needed")
+        self.members: list[Drafter] = []
+        for drafter in drafters:
+            if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+                raise TypeError(
+                    "Chain: every member must be an object with a method propose(tokens, k), "
+                    f"not {drafter!r}"
+                )
+            self.members += drafter.members if isinstance(drafter, Chain) else [drafter]
 
-    def cut(self, ids: list[int], end: int) -> None:
-        """Forget every n-gram that ends after `end`; `ids` still holds what was indexed."""
-        n, last_end, replaced = self.n, self.last_end, self._replaced
-        for stop in range(n + len(replaced) - 1, max(end, n - 1), -1):
-            ngram = tuple(ids[stop - n : stop])
-            before = replaced.pop()
-            if before is None:
-                del last_end[ngram]
-            else:
-                last_end[ngram] = before
+    def check_target(self, target: LanguageModel) -> None:
+        """Raise ValueError if a member does not fit the target."""
+        for member in self.members:
+            check = getattr(member, "check_target", None)
+            if check is not None:
+                check(target)
+
+    def coupled(self, sampling: Sampling, prompt_tokens: int) -> Chain:
+        """Return the chain with every member that draws random numbers drawing the target's."""
+        coupled = [getattr(member, "coupled", None) for member in self.members]
+        pairs = zip(self.members, coupled, strict=True)
+        return Chain(*(couple(sampling, prompt_tokens) if couple else m for m, couple in pairs))
+
+    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        """Return the first proposal that is not empty."""
+        for member in self.members:
+            proposal = member.propose(tokens, k)
+            if len(proposal):
+                return proposal
+        return []
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.members))})"

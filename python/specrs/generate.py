@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Literal
 
 from ._specrs import ContextOverflow, Session
-from .drafters import Drafter, common_prefix
+from .drafters import Draft, Drafter, common_prefix
 from .length import LengthPolicy
 from .sampling import Picker, Sampling, TokenLogprob
 from .verify import verify
@@ -28,13 +28,14 @@ class Step:
     Attributes:
         position: Place of the first new id in the whole sequence, prompt included.
         tokens: The ids the step made; the first `accepted` of them had been drafted.
-        drafter: Type of the drafter; None if nothing was drafted.
-        drafted: Ids proposed.
+        drafter: Who drafted, of a chain the member that did; None if nothing was drafted.
+        drafted: Ids proposed and verified.
         accepted: Proposed ids that were kept.
         evaluated: Rows of the forward; in the first step most are the prompt's.
         draft_seconds: Time the drafter took.
         verify_seconds: Time of the forward, the picks and the comparison.
         finish_reason: Set in the last step: "stop" at an end, "length" when no room is left.
+        matched: Length of the context the draft rests on, 0 if it has none.
         logprobs: One for each of `tokens`; None unless asked for.
     """
 
@@ -47,6 +48,7 @@ class Step:
     draft_seconds: float
     verify_seconds: float
     finish_reason: FinishReason | None
+    matched: int = 0
     logprobs: list[TokenLogprob] | None = None
 
     @property
@@ -123,7 +125,7 @@ def steps(
         finish_reason: FinishReason | None = None
         while finish_reason is None:
             started = perf_counter()
-            draft = _propose(drafter, length, tokens, limit - len(tokens) - 1, n_vocab)
+            draft = propose(drafter, length, tokens, limit - len(tokens) - 1, n_vocab)
             drafted = perf_counter()
             position, unseen = len(tokens), tokens[len(session) :]
             try:
@@ -145,13 +147,14 @@ def steps(
             step = Step(
                 position=position,
                 tokens=made,
-                drafter=type(drafter).__name__ if draft else None,
+                drafter=draft.drafter if draft else None,
                 drafted=len(draft),
                 accepted=min(accepted, len(made)),
                 evaluated=len(unseen) + len(draft),
                 draft_seconds=drafted - started,
                 verify_seconds=perf_counter() - drafted,
                 finish_reason=finish_reason,
+                matched=draft.matched,
                 logprobs=None if picker.logprobs is None else picker.logprobs[: len(made)],
             )
             length.update(step)
@@ -163,15 +166,25 @@ def steps(
                 )
 
 
-def _propose(
+def propose(
     drafter: Drafter | None, length: LengthPolicy, tokens: list[int], room: int, n_vocab: int
-) -> list[int]:
-    """Ask for a draft of at most `room` ids, and take nothing on trust."""
+) -> Draft:
+    """Ask for a draft of at most `room` ids; of a chain each member until one's draft is kept."""
     if drafter is None or room <= 0:
-        return []
-    k = min(index(length.next()), room)
-    if k <= 0:
-        return []
+        return Draft()
+    for member in getattr(drafter, "members", [drafter]):
+        k = min(index(length.next(type(member).__name__)), room)
+        if k <= 0:
+            continue
+        draft = _checked_proposal(member, tokens, k, n_vocab)
+        del draft[max(0, index(length.keep(draft))) :]
+        if draft:
+            return draft
+    return Draft()
+
+
+def _checked_proposal(drafter: Drafter, tokens: list[int], k: int, n_vocab: int) -> Draft:
+    """Ask `drafter` for at most `k` ids, and take nothing on trust."""
     name, known = type(drafter).__name__, len(tokens)
     try:
         proposal = drafter.propose(tokens, k)
@@ -182,7 +195,11 @@ def _propose(
     if len(tokens) != known:
         raise RuntimeError(f"drafter {name} changed the history it was given; it may only read it")
     try:
-        draft = [index(token) for token in islice(proposal, k + 1)]
+        draft = Draft(
+            map(index, islice(proposal, k + 1)),
+            drafter=name,
+            matched=index(getattr(proposal, "matched", 0)),
+        )
     except TypeError:
         raise TypeError(
             f"drafter {name} must propose a sequence of token ids, not {shortened(proposal)}"

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from operator import index
 from typing import Protocol, runtime_checkable
 
+from .drafters import Draft
+
 
 @runtime_checkable
 class LengthPolicy(Protocol):
     """Decides before each step how many tokens to draft, and learns from the outcome."""
 
-    def next(self) -> int:
-        """Return the most tokens to draft now; 0 is a plain step. The room left may lower it."""
+    def next(self, drafter: str) -> int:
+        """Return how many tokens to ask of `drafter`, 0 for none. The room left may lower it."""
+
+    def keep(self, draft: Draft) -> int:
+        """Return how many tokens of a proposal to verify; 0 drops it."""
 
     def update(self, outcome: Outcome) -> None:
         """Take note of how the step went."""
@@ -22,8 +27,16 @@ class Outcome(Protocol):
     """What a policy may learn from: the part of a generation's `Step` that concerns drafting."""
 
     @property
+    def drafter(self) -> str | None:
+        """Who drafted; None if nobody did."""
+
+    @property
+    def matched(self) -> int:
+        """What the draft said of the context it rests on, see `Draft`."""
+
+    @property
     def drafted(self) -> int:
-        """Tokens proposed."""
+        """Tokens proposed and verified."""
 
     @property
     def accepted(self) -> int:
@@ -54,9 +67,14 @@ class FixedLength:
                 f"FixedLength: k must be at least 1, not {self.k}; pass no drafter for none"
             )
 
-    def next(self) -> int:
+    def next(self, drafter: str) -> int:
         """Return `k`."""
+        del drafter
         return self.k
+
+    def keep(self, draft: Draft) -> int:
+        """Return the length of the whole draft."""
+        return len(draft)
 
     def update(self, outcome: Outcome) -> None:
         """Learn nothing."""

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ._specrs import Model, Session, Tokenizer
+from .adaptive import AdaptiveLength
 from .chat import ChatFormat, Message
+from .costs import MeasuredCost
 from .drafters import Drafter
 from .generate import FinishReason, Step, room, steps
-from .length import FixedLength, LengthPolicy
+from .length import LengthPolicy
 from .sampling import Sampling, TokenLogprob
 from .stats import Stats
 from .text import Chunk, TextWriter
+from .trace import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-# Tokens to ask of a drafter that has no preference of its own.
-DEFAULT_DRAFT_LENGTH = 8
 
 
 class Options(TypedDict, total=False):
@@ -61,7 +61,7 @@ class Completion:
     finish_reason: FinishReason
     logprobs: list[TokenLogprob] | None
     stats: Stats
-    trace: list[Step] | None
+    trace: Trace | None
 
 
 class Stream(Iterator[Chunk]):
@@ -77,7 +77,7 @@ class Stream(Iterator[Chunk]):
         events: Generator[Step],
         writer: TextWriter,
         stats: Stats,
-        trace: list[Step] | None,
+        trace: Trace | None,
         finish_reason: FinishReason | None,
         has_logprobs: bool,
     ) -> None:
@@ -155,6 +155,7 @@ class Llama:
         self.kernels = self._model.kernels
         self.weight_bytes = self._model.weight_bytes
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
+        self._cost = MeasuredCost()  # of forwards, learned by all generations together
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -207,7 +208,11 @@ class Llama:
 
         Raises TemplateError, a ValueError, for what the template refuses.
         """
-        return self.stream(self._chat_format.encode(messages), **options)
+        return self.stream(self.chat_tokens(messages), **options)
+
+    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt that the chat template makes of a conversation; errors as above."""
+        return list(self._chat_format.encode(messages))
 
     def stream(
         self,
@@ -232,7 +237,7 @@ class Llama:
             sampling: How each token is chosen; greedily by default.
             drafter: Who guesses ahead, such as `PromptLookup()`; None decodes plainly. The result
                 is the same, only the speed differs.
-            draft_length: How far to guess; None is what the drafter prefers.
+            draft_length: How far to guess; None is `AdaptiveLength()`: as far as it pays.
             stop: Text or texts before which the result ends.
             ignore_eos: Go on after the model's own end tokens.
             logprobs: Tell with every token its log-probability and those of this many most likely
@@ -240,7 +245,7 @@ class Llama:
             session: Continue here: what it shares with the prompt is not evaluated again, and it
                 holds prompt and result afterwards, without the last token. None is a new one.
             attention: "dense"; other patterns are not available in this version.
-            trace: Keep the steps for `Completion.trace`.
+            trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
         leaves no room in the context. While it runs: what goes wrong in the drafter, by its name.
@@ -282,7 +287,7 @@ class Llama:
             events,
             writer,
             stats=Stats(len(ids), seed=sampling.seed if sampling.temperature > 0 else None),
-            trace=[] if trace else None,
+            trace=Trace(ids) if trace else None,
             finish_reason="length" if nothing_to_do else None,
             has_logprobs=logprobs is not None,
         )
@@ -313,7 +318,7 @@ class Llama:
                 raise ValueError(
                     "draft_length has no effect without a drafter; pass drafter= as well"
                 )
-            return FixedLength(DEFAULT_DRAFT_LENGTH)
+            return AdaptiveLength(self._cost)
         if isinstance(drafter, type) or not isinstance(drafter, Drafter):
             raise TypeError(
                 f"drafter must be an object with a method propose(tokens, k), not {drafter!r}"
@@ -322,7 +327,7 @@ class Llama:
         if check_target is not None:
             check_target(self)
         if draft_length is None:
-            return FixedLength(getattr(drafter, "num_draft_tokens", DEFAULT_DRAFT_LENGTH))
+            return AdaptiveLength(self._cost)
         if isinstance(draft_length, type) or not isinstance(draft_length, LengthPolicy):
             raise TypeError(
                 f"draft_length must be a policy such as specrs.FixedLength(4), not {draft_length!r}"

@@ -1,0 +1,66 @@
+"""What a forward costs, learned from the forwards that are run anyway."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Protocol
+
+
+class ForwardCost(Protocol):
+    """How long a forward takes; any function will do, in any unit of time."""
+
+    def __call__(self, rows: int, /) -> float:
+        """Return the time of a forward of `rows` tokens."""
+
+
+# What is assumed at first, by rows: about the curve of the CPU engine.
+ASSUMED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.25, 6: 1.45, 8: 1.7, 12: 2.25, 16: 2.8, 40: 6.6}
+MOST_ROWS = max(ASSUMED)  # more are a prompt
+
+
+class MeasuredCost:
+    """The cost of a forward of so many rows on this machine and model, measured as it runs.
+
+    It is a level, in seconds, times a curve relative to one row. Other work on the machine changes
+    the level within a few forwards; the curve hardly: both follow the logarithm of what is
+    measured, in steps that no outlier can make large. One object may be shared by all generations
+    of a model.
+    """
+
+    # How far level and curve follow a measurement, and the largest surprise that counts.
+    LEVEL_GAIN, CURVE_GAIN, LARGEST_SURPRISE = 0.2, 0.06, 0.4
+
+    def __init__(self) -> None:
+        self.measurements = 0
+        self._level = 1.0
+        self._curve = [0.0] + [1.0] * MOST_ROWS
+        for (left, low), (right, high) in pairwise(ASSUMED.items()):
+            for rows in range(left, right + 1):
+                self._curve[rows] = low + (high - low) * (rows - left) / (right - left)
+
+    def __call__(self, rows: int) -> float:
+        """Return the expected seconds of a forward of `rows` tokens."""
+        if rows <= MOST_ROWS:
+            return self._level * self._curve[rows]
+        return self._level * self._curve[MOST_ROWS] * rows / MOST_ROWS
+
+    def update(self, rows: int, seconds: float) -> None:
+        """Take note of a forward; prompts are ignored."""
+        if seconds <= 0 or not 1 <= rows <= MOST_ROWS:
+            return
+        self.measurements += 1
+        if self.measurements == 1:
+            self._level = seconds / self._curve[rows]
+            return
+        surprise = math.log(seconds / self(rows))
+        surprise = max(-self.LARGEST_SURPRISE, min(self.LARGEST_SURPRISE, surprise))
+        # The first measurements count equally: before the level is known, no surprise says much.
+        self._level *= math.exp(surprise * max(self.LEVEL_GAIN, 1 / self.measurements))
+        if rows == 1:
+            return  # the curve is relative to it
+        # Numbers of rows that are close by cost about as much.
+        for near in range(rows // 2 + 1, min(2 * rows, MOST_ROWS + 1)):
+            if near > 1:
+                nearness = 1 - abs(math.log2(near / rows))
+                self._curve[near] *= math.exp(surprise * self.CURVE_GAIN * nearness)

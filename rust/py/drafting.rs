@@ -1,0 +1,125 @@
+//! The indexes that drafters look things up in.
+
+use super::convert::{token_ids, Count};
+use super::lock;
+use crate::ngrams::{self, Occurrence};
+use crate::suffix::{self, SuffixTree};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// An occurrence by its name.
+struct OccurrenceName(Occurrence);
+
+impl<'py> FromPyObject<'_, 'py> for OccurrenceName {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract::<&str>() {
+            Ok("last") => Ok(Self(Occurrence::Last)),
+            Ok("first") => Ok(Self(Occurrence::First)),
+            Ok("most_frequent") => Ok(Self(Occurrence::MostFrequent)),
+            _ => {
+                let text = object.repr()?;
+                Err(PyValueError::new_err(format!("occurrence must be 'last', 'first' or 'most_frequent', not {text}")))
+            }
+        }
+    }
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "NgramIndex")]
+pub struct PyNgramIndex(Mutex<ngrams::NgramIndex>);
+
+#[pymethods]
+impl PyNgramIndex {
+    #[new]
+    fn new(min_size: Count, max_size: Count, occurrence: OccurrenceName, min_hits: Count) -> PyResult<Self> {
+        if min_size.0 < 1 || max_size.0 < min_size.0 {
+            return Err(PyValueError::new_err("1 <= min_size <= max_size is needed"));
+        }
+        let sizes = min_size.0..=max_size.0;
+        Ok(Self(Mutex::new(ngrams::NgramIndex::new(sizes, occurrence.0, min_hits.id()))))
+    }
+
+    fn __len__(&self) -> usize {
+        lock(&self.0).ids().len()
+    }
+
+    fn clear(&self) {
+        lock(&self.0).clear();
+    }
+
+    fn extend(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tokens = token_ids(tokens)?;
+        py.detach(|| lock(&self.0).extend(&tokens));
+        Ok(())
+    }
+
+    fn propose(&self, k: Count) -> (Vec<u32>, usize) {
+        lock(&self.0).propose(k.0).map_or((Vec::new(), 0), |(ids, n)| (ids.to_vec(), n))
+    }
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "SuffixTree")]
+pub struct PySuffixTree(Arc<RwLock<SuffixTree>>);
+
+#[pymethods]
+impl PySuffixTree {
+    #[new]
+    fn new(depth: Count) -> PyResult<Self> {
+        Ok(Self(Arc::new(RwLock::new(SuffixTree::new(checked_depth(depth)?)))))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).text().len()
+    }
+
+    fn add(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tokens = token_ids(tokens)?;
+        py.detach(|| {
+            let mut tree = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            tokens.iter().for_each(|&id| tree.push(id));
+            tree.end_sequence();
+        });
+        Ok(())
+    }
+}
+
+#[pyclass(frozen, module = "specrs._specrs", name = "SuffixIndex")]
+pub struct PySuffixIndex(Mutex<suffix::SuffixIndex>);
+
+#[pymethods]
+impl PySuffixIndex {
+    #[new]
+    #[pyo3(signature = (depth, corpus=None))]
+    fn new(depth: Count, corpus: Option<&PySuffixTree>) -> PyResult<Self> {
+        let corpus = corpus.map(|corpus| corpus.0.clone());
+        Ok(Self(Mutex::new(suffix::SuffixIndex::new(checked_depth(depth)?, corpus))))
+    }
+
+    fn __len__(&self) -> usize {
+        lock(&self.0).ids().len()
+    }
+
+    fn clear(&self) {
+        lock(&self.0).clear();
+    }
+
+    fn extend(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tokens = token_ids(tokens)?;
+        py.detach(|| lock(&self.0).extend(&tokens));
+        Ok(())
+    }
+
+    fn propose(&self, py: Python<'_>, k: Count, min_probability: f32) -> (Vec<u32>, usize, f32) {
+        let guess = py.detach(|| lock(&self.0).propose(k.0, min_probability));
+        (guess.ids, guess.matched, guess.score)
+    }
+}
+
+fn checked_depth(depth: Count) -> PyResult<usize> {
+    if depth.0 < 2 {
+        return Err(PyValueError::new_err(format!("depth must be at least 2, not {}", depth.0)));
+    }
+    Ok(depth.0)
+}

@@ -265,7 +265,8 @@ def test_a_processor_sees_every_position_once_with_its_history(llm: Llama, twin:
     expected_rows, rows = rows, []
     assert expected == [PROMPT + plain.tokens[:i] for i in range(LONG)]
     for drafter in drafters(PROMPT + plain.tokens, twin):
-        llm.generate(PROMPT, max_tokens=LONG, sampling=sampling, ignore_eos=True, drafter=drafter)
+        drafting: dict[str, Any] = {"drafter": drafter, "draft_length": FOUR}
+        llm.generate(PROMPT, max_tokens=LONG, sampling=sampling, ignore_eos=True, **drafting)
         assert (seen, rows) == (expected, expected_rows)
         seen, rows = [], []
 
@@ -358,9 +359,10 @@ def test_chunks_carry_the_logprobs_of_their_tokens(llm: Llama) -> None:
     out = llm.generate(PROMPT, max_tokens=LONG, logprobs=1, ignore_eos=True)
     end = out.tokens[13]
     place = out.tokens.index(end)
-    drafter = Scripted(PROMPT + out.tokens)
+    drafting: dict[str, Any] = {"drafter": Scripted(PROMPT + out.tokens), "draft_length": FOUR}
     stop = llm.detokenize([end])
-    chunks = list(llm.stream(PROMPT, logprobs=1, drafter=drafter, stop=stop, ignore_eos=True))
+    chunks = list(llm.stream(PROMPT, logprobs=1, stop=stop, ignore_eos=True, **drafting))
+    assert {chunk.from_draft for chunk in chunks} == {True, False}
     for chunk in chunks:
         assert chunk.logprobs is not None
         assert [entry.token for entry in chunk.logprobs] == chunk.tokens

@@ -3,6 +3,7 @@
 //! A page holds [`PAGE`] positions of all layers. Pages are reference-counted: a clone of a cache copies a list of
 //! pointers, and a page that others hold is copied before it is written. So snapshots are cheap and never go stale.
 
+use crate::error::{Error, Result};
 use crate::kernels::shared::Shared;
 use half::f16;
 use std::sync::Arc;
@@ -63,6 +64,17 @@ impl Page {
         self.data.read(0..self.data.len())
     }
 
+    /// A copy of the first `len` positions, with zeros for the others.
+    fn first(&self, len: usize) -> Vec<f16> {
+        let mut all = self.all().to_vec();
+        for head in all.chunks_exact_mut(self.shape.head_len()) {
+            let (keys, values) = head.split_at_mut(self.shape.head_len() / 2);
+            keys.chunks_exact_mut(PAGE).for_each(|positions| positions[len..].fill(f16::ZERO));
+            values[len * self.shape.padded_dim()..].fill(f16::ZERO);
+        }
+        all
+    }
+
     fn head(&self, layer: usize, head: usize) -> usize {
         (layer * self.shape.n_head_kv + head) * self.shape.head_len()
     }
@@ -104,11 +116,6 @@ impl KvCache {
     /// An empty cache.
     pub fn new(shape: CacheShape) -> Self {
         Self { shape, pages: Vec::new(), len: 0 }
-    }
-
-    /// The layout of its pages.
-    pub fn shape(&self) -> CacheShape {
-        self.shape
     }
 
     /// Cached positions.
@@ -155,23 +162,37 @@ impl KvCache {
         self.pages.truncate(self.len.div_ceil(PAGE) + 1);
     }
 
-    /// The values of all pages, for saving.
+    /// The values of all pages, for saving; zeros where nothing is cached, whatever stood there before.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let pages = &self.pages[..self.len.div_ceil(PAGE)];
-        pages.iter().flat_map(|page| bytemuck::cast_slice(page.all())).copied().collect()
+        let mut bytes = Vec::with_capacity(self.len.div_ceil(PAGE) * self.shape.page_len() * size_of::<f16>());
+        for page in &self.pages[..self.len / PAGE] {
+            bytes.extend_from_slice(bytemuck::cast_slice(page.all()));
+        }
+        if !self.len.is_multiple_of(PAGE) {
+            bytes.extend_from_slice(bytemuck::cast_slice(&self.pages[self.len / PAGE].first(self.len % PAGE)));
+        }
+        bytes
     }
 
-    /// A cache of `len` positions from [`KvCache::to_bytes`]; `None` if their number does not fit.
-    pub fn from_bytes(shape: CacheShape, len: usize, bytes: &[u8]) -> Option<Self> {
+    /// A cache of `len` positions from [`KvCache::to_bytes`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if their number does not fit.
+    pub fn from_bytes(shape: CacheShape, len: usize, bytes: &[u8]) -> Result<Self> {
         let page_bytes = shape.page_len() * size_of::<f16>();
-        if bytes.len() != len.div_ceil(PAGE) * page_bytes {
-            return None;
+        let needed = len.div_ceil(PAGE) * page_bytes;
+        if bytes.len() != needed {
+            return Err(Error::Argument(format!(
+                "the saved cache has {} bytes but {len} positions of this model take {needed}; \
+                 it belongs to another model or is damaged",
+                bytes.len()
+            )));
         }
         let pages = bytes.chunks_exact(page_bytes).map(|bytes| {
             let page = Page::new(shape);
             bytemuck::cast_slice_mut(page.data.write(0..page.data.len())).copy_from_slice(bytes);
             Arc::new(page)
         });
-        Some(Self { shape, len, pages: pages.collect() })
+        Ok(Self { shape, len, pages: pages.collect() })
     }
 }

@@ -31,11 +31,6 @@ impl CandleCache {
         Self { shape, device: device.clone(), layers: Arc::default(), capacity: 0, len: 0 }
     }
 
-    /// What determines the layout of its tensors.
-    pub fn shape(&self) -> CacheShape {
-        self.shape
-    }
-
     /// Bytes that one cached position takes.
     pub fn bytes_per_token(&self) -> usize {
         let CacheShape { n_layer, n_head_kv, head_dim } = self.shape;
@@ -112,8 +107,7 @@ impl CandleCache {
         assert!(self.len <= self.capacity, "committed positions were reserved");
     }
 
-    /// All cached values, for saving: for each layer keys, then values, `[n_head_kv][len][head_dim]`, as little-endian
-    /// f32.
+    /// All cached values, for saving: for each layer keys, then values, `[n_head_kv][len][head_dim]`, as f32.
     ///
     /// # Errors
     /// [`Error::Argument`] if the device fails.
@@ -125,7 +119,7 @@ impl CandleCache {
         for tensor in self.layers.iter().flatten() {
             let values = tensor.narrow(1, 0, self.len).and_then(|t| t.flatten_all()?.to_vec1::<f32>());
             let values = values.map_err(|source| device_error(&self.device, &source))?;
-            bytes.extend(values.into_iter().flat_map(f32::to_le_bytes));
+            bytes.extend_from_slice(bytemuck::cast_slice(&values));
         }
         Ok(bytes)
     }

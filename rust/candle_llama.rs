@@ -14,7 +14,7 @@ use crate::cache::CacheShape;
 use crate::candle_cache::{device_error, CandleCache};
 use crate::candle_weights::{open_device, Layer, Weights};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{room_for_logits, Error, Result};
 use crate::gguf::GgufFile;
 use crate::layout::check_tensors;
 
@@ -60,13 +60,14 @@ impl CandleModel {
     ///
     /// # Errors
     /// [`Error::Argument`] if the device is unknown, not part of this build, or does not work; [`Error::Gguf`] if the
-    /// file does not hold a model that can be run, or has tensors of a type that candle lacks.
-    pub fn load(file: &GgufFile, device: &str) -> Result<Self> {
+    /// file does not hold a model that can be run, or has tensors of a type that candle lacks; [`Error::Interrupted`] if
+    /// `poll` said so.
+    pub fn load(file: &GgufFile, device: &str, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let device = open_device(device)?;
         let config = Config::from_gguf(file)?;
         check_tensors(file, &config)?;
         file.check_unchanged()?;
-        let weights = Weights::load(file, &config, &device)?;
+        let weights = Weights::load(file, &config, &device, poll)?;
         let rotated = 2 * config.rope_freqs.len();
         let partners = (0..config.head_dim).map(|d| if d < rotated { d ^ 1 } else { d } as u32).collect();
         let partners = Tensor::from_vec(partners, config.head_dim, &device).map_err(|e| device_error(&device, &e))?;
@@ -112,7 +113,7 @@ impl CandleModel {
         if let Some(token) = inputs.iter().flat_map(|input| input.tokens).find(|&&token| token as usize >= n_vocab) {
             return Err(Error::Argument(format!("token {token} is outside the vocabulary of {n_vocab} tokens")));
         }
-        let mut logits = Vec::new();
+        let mut logits = room_for_logits(inputs.iter().map(|input| input.logits).sum(), n_vocab)?;
         for input in &mut *inputs {
             self.append(input, &mut logits, poll)?;
         }
@@ -250,7 +251,7 @@ mod tests {
     use crate::fixture::{tiny_llama, GgufWriter};
 
     fn load(model: &GgufWriter, device: &str) -> Result<CandleModel> {
-        CandleModel::load(&GgufFile::open(model.file().path())?, device)
+        CandleModel::load(&GgufFile::open(model.file().path())?, device, &mut || false)
     }
 
     fn message(model: &GgufWriter, device: &str) -> String {

@@ -50,11 +50,13 @@ impl Weights {
     /// Reads the tensors of `file` onto `device`.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if a tensor is missing or has a type that candle lacks, [`Error::Argument`] if the device fails.
-    pub fn load(file: &GgufFile, config: &Config, device: &Device) -> Result<Self> {
+    /// [`Error::Gguf`] if a tensor is missing or has a type that candle lacks, [`Error::Argument`] if the device fails,
+    /// [`Error::Interrupted`] if `poll`, asked between layers, said so.
+    pub fn load(file: &GgufFile, config: &Config, device: &Device, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let loader = Loader { file, device };
         let embedding = loader.matrix("token_embd")?;
-        let layers = (0..config.n_layer).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>>>()?;
+        let mut layer = |index| if poll() { Err(Error::Interrupted) } else { loader.layer(index) };
+        let layers = (0..config.n_layer).map(&mut layer).collect::<Result<Vec<_>>>()?;
         let output_norm = loader.vector("output_norm")?;
         let untied = file.tensor("output.weight").map(|_| loader.matrix("output")).transpose()?;
         let matrices = layers.iter().flat_map(Layer::matrices).chain([&embedding]).chain(&untied);
@@ -79,13 +81,13 @@ fn resident_bytes(matrix: &QMatMul) -> usize {
     }
 }
 
-/// Opens the device that users call `name`: `candle-cpu`, `metal` or `cuda`.
+/// Checks that this build has the device that users call `name`.
 ///
 /// # Errors
-/// [`Error::Argument`] if it is unknown, not part of this build, or does not work.
-pub fn open_device(name: &str) -> Result<Device> {
+/// [`Error::Argument`] if it is unknown or not part of this build.
+pub fn check_device(name: &str) -> Result<()> {
     let compiled = match name {
-        "candle-cpu" => return Ok(Device::Cpu),
+        "candle-cpu" => true,
         "metal" => cfg!(feature = "metal"),
         "cuda" => cfg!(feature = "cuda"),
         _ => {
@@ -94,12 +96,24 @@ pub fn open_device(name: &str) -> Result<Device> {
             )))
         }
     };
-    if !compiled {
-        return Err(Error::Argument(format!(
-            "device \"{name}\" needs a build of specrs with the cargo feature `{name}`, which this one lacks; \
-             build it from source with `pip install . --config-settings=build-args=--features=python,{name}`, \
-             or use device=\"cpu\""
-        )));
+    if compiled {
+        return Ok(());
+    }
+    Err(Error::Argument(format!(
+        "device \"{name}\" needs a build of specrs with the cargo feature `{name}`, which this one lacks; \
+         build it from source with `pip install . --config-settings=build-args=--features=python,{name}`, \
+         or use device=\"cpu\""
+    )))
+}
+
+/// Opens the device that users call `name`: `candle-cpu`, `metal` or `cuda`.
+///
+/// # Errors
+/// [`Error::Argument`] if it is unknown, not part of this build, or does not work.
+pub fn open_device(name: &str) -> Result<Device> {
+    check_device(name)?;
+    if name == "candle-cpu" {
+        return Ok(Device::Cpu);
     }
     let device = if name == "metal" { Device::new_metal(0) } else { Device::new_cuda(0) };
     device.map_err(|source| Error::Argument(format!("device \"{name}\" does not work: {source}; use device=\"cpu\"")))

@@ -3,6 +3,7 @@
 use crate::cache::KvCache;
 use crate::candle_cache::CandleCache;
 use crate::candle_llama::{self, CandleModel};
+use crate::candle_weights::check_device;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::GgufFile;
@@ -30,19 +31,31 @@ pub enum Cache {
 }
 
 impl Engine {
+    /// Whether this build and this machine have `device`; cheap.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if it is unknown or not built in, or the kernels asked for are.
+    pub fn check_device(device: &str) -> Result<()> {
+        match device {
+            "cpu" => Kernels::detect().map(drop),
+            _ if DEVICES.contains(&device) => check_device(device),
+            _ => {
+                Err(Error::Argument(format!("device \"{device}\" is unknown (known: \"{}\")", DEVICES.join("\", \""))))
+            }
+        }
+    }
+
     /// Loads the model in `file` on `device`; on the CPU a forward will use `threads` threads.
     ///
     /// # Errors
     /// [`Error::Gguf`] if the file cannot be run, [`Error::Argument`] if the device is unknown or not built in,
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(file: &GgufFile, device: &str, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        match device {
-            "cpu" => Ok(Self::Cpu(CpuModel::load(file, Kernels::detect()?, threads, poll)?)),
-            _ if DEVICES.contains(&device) => Ok(Self::Candle(CandleModel::load(file, device)?)),
-            _ => {
-                Err(Error::Argument(format!("device \"{device}\" is unknown (known: \"{}\")", DEVICES.join("\", \""))))
-            }
-        }
+        Self::check_device(device)?;
+        Ok(match device {
+            "cpu" => Self::Cpu(CpuModel::load(file, Kernels::detect()?, threads, poll)?),
+            _ => Self::Candle(CandleModel::load(file, device, poll)?),
+        })
     }
 
     /// Shapes and constants.
@@ -69,6 +82,14 @@ impl Engine {
         }
     }
 
+    /// Passes over the weights so far, and how many of them had fewer workers than asked for.
+    pub fn passes(&self) -> (u64, u64) {
+        match self {
+            Self::Cpu(model) => model.passes(),
+            Self::Candle(_) => (0, 0),
+        }
+    }
+
     /// Bytes of a cache for one position.
     pub fn cache_bytes_per_token(&self) -> usize {
         match self {
@@ -85,12 +106,15 @@ impl Engine {
         }
     }
 
-    /// A cache of `len` positions from [`Cache::to_bytes`]; `None` if the bytes are not those of such a cache.
-    pub fn cache_from_bytes(&self, len: usize, bytes: &[u8]) -> Option<Cache> {
+    /// A cache of `len` positions from [`Cache::to_bytes`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the bytes are not those of such a cache, or candle's device fails.
+    pub fn cache_from_bytes(&self, len: usize, bytes: &[u8]) -> Result<Cache> {
         match self {
             Self::Cpu(model) => KvCache::from_bytes(model.cache_shape(), len, bytes).map(Cache::Cpu),
             Self::Candle(model) => {
-                CandleCache::from_bytes(model.cache_shape(), model.device(), len, bytes).ok().map(Cache::Candle)
+                CandleCache::from_bytes(model.cache_shape(), model.device(), len, bytes).map(Cache::Candle)
             }
         }
     }

@@ -22,14 +22,24 @@ pub enum Error {
     Gguf(String),
     /// More positions are needed than the context holds.
     #[error(
-        "{needed} positions are needed but the context holds {n_ctx}; \
-         shorten the input or load the model with a larger n_ctx"
+        "{needed} positions are needed but the context holds {n_ctx}; shorten the input{}",
+        if n_ctx < n_ctx_train { " or load the model with a larger n_ctx" } else { "" }
     )]
     ContextOverflow {
         /// Positions the call needs, those already cached included.
         needed: usize,
         /// Positions the context holds.
         n_ctx: usize,
+        /// Positions it can hold at most.
+        n_ctx_train: usize,
+    },
+    /// There is no memory for a result.
+    #[error("there is no memory for the {bytes} bytes of {what}; ask for fewer positions at a time")]
+    Memory {
+        /// What was to be stored.
+        what: &'static str,
+        /// How much it takes.
+        bytes: usize,
     },
     /// An argument is out of its range.
     #[error("{0}")]
@@ -44,4 +54,15 @@ impl Error {
     pub fn io(path: &Path, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }
     }
+}
+
+/// An empty vector with room for the logits of `rows` positions.
+///
+/// # Errors
+/// [`Error::Memory`] if there is none.
+pub fn room_for_logits(rows: usize, n_vocab: usize) -> Result<Vec<f32>> {
+    let mut logits = Vec::new();
+    let memory = |_| Error::Memory { what: "the logits", bytes: rows.saturating_mul(n_vocab).saturating_mul(4) };
+    logits.try_reserve_exact(rows.saturating_mul(n_vocab)).map_err(memory)?;
+    Ok(logits)
 }

@@ -2,13 +2,14 @@
 
 use crate::cache::{CacheShape, KvCache};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{room_for_logits, Error, Result};
 use crate::forward::{Buffers, Decoder, Pass, Row};
 use crate::gguf::GgufFile;
 use crate::kernels::Kernels;
 use crate::layout::check_tensors;
 use crate::threads;
 use crate::weights::Weights;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Rows of one pass; longer inputs go through in chunks.
@@ -18,6 +19,8 @@ const MAX_ROWS: usize = 128;
 pub struct CpuModel {
     decoder: Arc<Decoder>,
     threads: usize,
+    /// Passes so far, and how many had fewer workers than `threads`.
+    passes: [AtomicU64; 2],
     /// Buffers that no forward is using.
     idle: Mutex<Vec<Buffers>>,
 }
@@ -42,7 +45,7 @@ impl CpuModel {
         check_tensors(file, &config)?;
         let weights = Weights::load(file, &config, threads, poll)?;
         let decoder = Arc::new(Decoder { config, kernels, weights });
-        Ok(Self { decoder, threads, idle: Mutex::new(Vec::new()) })
+        Ok(Self { decoder, threads, passes: Default::default(), idle: Mutex::new(Vec::new()) })
     }
 
     /// Shapes and constants.
@@ -55,9 +58,11 @@ impl CpuModel {
         &self.decoder.kernels
     }
 
-    /// Worker threads of a forward.
-    pub fn threads(&self) -> usize {
-        self.threads
+    /// Passes over the weights so far, and how many of them had fewer workers than asked for, because other processes
+    /// held the cores or the system refused threads.
+    pub fn passes(&self) -> (u64, u64) {
+        let [all, short] = &self.passes;
+        (all.load(Ordering::Relaxed), short.load(Ordering::Relaxed))
     }
 
     /// Resident bytes of the weights.
@@ -77,7 +82,8 @@ impl CpuModel {
     /// a layer whether to stop.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `poll` said so; the caches are then as before.
+    /// [`Error::Interrupted`] if `poll` said so, [`Error::Memory`] if the logits do not fit; the caches are then as
+    /// before.
     ///
     /// # Panics
     /// If a token is outside the vocabulary.
@@ -93,11 +99,15 @@ impl CpuModel {
                 wanted.push(input.tokens.len() - i <= input.logits);
             }
         }
-        let mut logits = Vec::new();
+        let mut logits = match rows.len() {
+            // The one pass has room of its own.
+            0..=MAX_ROWS => Vec::new(),
+            _ => room_for_logits(wanted.iter().filter(|&&wanted| wanted).count(), self.config().n_vocab)?,
+        };
         for (rows, wanted) in rows.chunks(MAX_ROWS).zip(wanted.chunks(MAX_ROWS)) {
             let wanted = (0..wanted.len()).filter(|&i| wanted[i]).collect();
             let part = self.pass(rows.to_vec(), sequences.clone(), wanted, poll)?;
-            if logits.is_empty() {
+            if logits.capacity() == 0 {
                 logits = part;
             } else {
                 logits.extend(part);
@@ -119,10 +129,13 @@ impl CpuModel {
         let buffers = self.buffers(rows.len());
         let pass = Arc::new(Pass::new(self.decoder.clone(), buffers, rows, sequences, wanted, self.threads));
         let program = pass.clone();
-        threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);
+        let workers = threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);
         let pass = Arc::into_inner(pass).expect("workers drop the program before a run ends");
         let (logits, buffers) = pass.finish();
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
+        let workers = workers.ok_or(Error::Interrupted)?;
+        self.passes[0].fetch_add(1, Ordering::Relaxed);
+        self.passes[1].fetch_add(u64::from(workers < self.threads), Ordering::Relaxed);
         logits.ok_or(Error::Interrupted)
     }
 

@@ -4,7 +4,10 @@ mod convert;
 mod drafting;
 mod sampling;
 
+use crate::config::Config;
+use crate::error::Error;
 use crate::gguf::GgufFile;
+use crate::layout::ignored_tensors;
 use crate::saved;
 use crate::session::{self, Options};
 use crate::text_stream;
@@ -14,11 +17,14 @@ use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How often a long call looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
+
+/// How often a call looks whether another thread's call on the same session is done.
+const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Runs `compute` without the GIL; it polls for signals, and an exception raised by a handler stops it.
 fn interruptible<T: Send>(
@@ -46,6 +52,21 @@ fn interruptible<T: Send>(
 /// A lock that outlives panics: calls that fail leave the state as it was.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same while signals are heard: whoever holds it may compute for long.
+fn lock_polling<'a, T>(
+    mutex: &'a Mutex<T>,
+    poll: &mut dyn FnMut() -> bool,
+) -> crate::error::Result<MutexGuard<'a, T>> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if poll() => return Err(Error::Interrupted),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_INTERVAL),
+        }
+    }
 }
 
 /// Name, type, shape and bytes of a tensor.
@@ -76,6 +97,10 @@ impl PyGgufFile {
         metadata_dict(py, self.0.metadata())
     }
 
+    fn ignored_tensors(&self) -> PyResult<Vec<&str>> {
+        Ok(ignored_tensors(&self.0, &Config::from_gguf(&self.0)?))
+    }
+
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<TensorRow<'_, 'py>>> {
         let row = |tensor: &'_ crate::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
@@ -104,8 +129,10 @@ impl PyModel {
         let options = Options { n_ctx: n_ctx.map(|n| n.0), threads: threads.map(|n| n.0), device };
         interruptible(py, |poll| {
             let file = GgufFile::open(&path)?;
-            let model = session::Model::load(&file, &options, poll)?;
+            // What can be refused is refused before the weights are read.
+            options.check(&file)?;
             let tokenizer = tokenizer::Tokenizer::from_gguf(&file)?;
+            let model = session::Model::load(&file, &options, poll)?;
             Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
         })
     }
@@ -143,6 +170,16 @@ impl PyModel {
     #[getter]
     fn weight_bytes(&self) -> usize {
         self.model.engine().weight_bytes()
+    }
+
+    #[getter]
+    fn n_ctx_train(&self) -> usize {
+        self.model.config().n_ctx_train
+    }
+
+    #[getter]
+    fn passes(&self) -> (u64, u64) {
+        self.model.engine().passes()
     }
 
     #[getter]
@@ -185,8 +222,12 @@ impl From<session::Session> for PySession {
 }
 
 impl PySession {
-    fn with<T: Send>(&self, py: Python<'_>, f: impl FnOnce(&mut session::Session) -> T + Send) -> T {
-        py.detach(|| f(&mut lock(&self.0)))
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        f: impl FnOnce(&mut session::Session) -> crate::error::Result<T> + Send,
+    ) -> PyResult<T> {
+        interruptible(py, |poll| f(&mut *lock_polling(&self.0, poll)?))
     }
 
     /// Logits of the last `positions` tokens, or of all.
@@ -199,7 +240,7 @@ impl PySession {
         let tokens = token_ids(tokens)?;
         let positions = positions.unwrap_or(tokens.len());
         let (logits, n_vocab) = interruptible(py, |poll| {
-            let mut session = lock(&self.0);
+            let mut session = lock_polling(&self.0, poll)?;
             let logits = session.forward(&tokens, positions, poll)?;
             Ok((logits, session.model().config().n_vocab))
         })?;
@@ -210,12 +251,12 @@ impl PySession {
 #[pymethods]
 impl PySession {
     #[getter]
-    fn tokens(&self, py: Python<'_>) -> Vec<u32> {
-        self.with(py, |session| session.tokens().to_vec())
+    fn tokens(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.with(py, |session| Ok(session.tokens().to_vec()))
     }
 
-    fn __len__(&self, py: Python<'_>) -> usize {
-        self.with(py, |session| session.tokens().len())
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |session| Ok(session.tokens().len()))
     }
 
     fn forward<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
@@ -242,28 +283,31 @@ impl PySession {
     }
 
     fn truncate(&self, py: Python<'_>, length: Count) -> PyResult<()> {
-        Ok(self.with(py, |session| session.truncate(length.0))?)
+        self.with(py, |session| session.truncate(length.0))
     }
 
-    fn reset(&self, py: Python<'_>) {
-        self.with(py, session::Session::reset);
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |session| {
+            session.reset();
+            Ok(())
+        })
     }
 
-    fn snapshot(&self, py: Python<'_>) -> PySnapshot {
-        PySnapshot(self.with(py, |session| session.snapshot()))
+    fn snapshot(&self, py: Python<'_>) -> PyResult<PySnapshot> {
+        self.with(py, |session| Ok(PySnapshot(session.snapshot())))
     }
 
     fn restore(&self, py: Python<'_>, snapshot: &PySnapshot) -> PyResult<()> {
         let snapshot = &snapshot.0;
-        Ok(self.with(py, |session| session.restore(snapshot))?)
+        self.with(py, |session| session.restore(snapshot))
     }
 
-    fn fork(&self, py: Python<'_>) -> Self {
-        Self::from(self.with(py, |session| session.fork()))
+    fn fork(&self, py: Python<'_>) -> PyResult<Self> {
+        self.with(py, |session| Ok(Self::from(session.fork())))
     }
 
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        Ok(self.with(py, |session| saved::save(session, &path))?)
+        self.with(py, |session| saved::save(session, &path))
     }
 }
 

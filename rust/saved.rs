@@ -8,11 +8,12 @@ use crate::session::{Model, Session};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"specrsKV";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Writes `session` to `path`, atomically: a reader sees the old file or the whole new one.
 ///
@@ -32,8 +33,10 @@ pub fn save(session: &Session, path: &Path) -> Result<()> {
     let hash = xxh3_64(&bytes);
     bytes.extend_from_slice(&hash.to_le_bytes());
 
+    // A name of its own, also when several threads save to one path.
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
+    name.push(format!(".{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
     let partial = PathBuf::from(name);
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&partial)?;
@@ -75,7 +78,8 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
     let fingerprint = reader.number().ok_or_else(damaged)?;
     if fingerprint != model.fingerprint() {
         return Err(refuse(format!(
-            "the session was saved with another model (fingerprint {fingerprint:016x}, this model has {:016x})",
+            "the session was saved with another model (fingerprint {fingerprint:016x}, this model has {:016x}); \
+             load it with the file it was made with, or evaluate its tokens again",
             model.fingerprint()
         )));
     }
@@ -83,7 +87,8 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
     let device = reader.bytes(len).ok_or_else(damaged)?;
     if device != model.device().as_bytes() {
         return Err(refuse(format!(
-            "the session was saved on device \"{}\", the model is loaded on \"{}\"",
+            "the session was saved on device \"{0}\", the model is loaded on \"{1}\"; \
+             load the model with device=\"{0}\", or evaluate the tokens again",
             String::from_utf8_lossy(device),
             model.device()
         )));
@@ -92,9 +97,9 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
     let ids = count.checked_mul(4).and_then(|len| reader.bytes(len)).ok_or_else(damaged)?;
     let tokens: Vec<u32> = ids.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
     if tokens.len() > model.n_ctx() {
-        return Err(Error::ContextOverflow { needed: tokens.len(), n_ctx: model.n_ctx() });
+        return Err(model.overflow(tokens.len()));
     }
-    let cache = model.engine().cache_from_bytes(tokens.len(), reader.rest).ok_or_else(damaged)?;
+    let cache = model.engine().cache_from_bytes(tokens.len(), reader.rest).map_err(|error| refuse(error.to_string()))?;
     Ok(Session::from_parts(model, cache, tokens))
 }
 

@@ -4,9 +4,13 @@ use crate::config::Config;
 use crate::engine::{Cache, Engine};
 use crate::error::{Error, Result};
 use crate::gguf::GgufFile;
+use crate::layout::check_tensors;
 use crate::threads;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes to hash before asking whether to stop: some ten milliseconds.
+const HASHED_BETWEEN_POLLS: usize = 16 << 20;
 
 /// How to load a model.
 pub struct Options<'a> {
@@ -18,13 +22,56 @@ pub struct Options<'a> {
     pub device: &'a str,
 }
 
+/// What [`Options::check`] made of the options and the header of a file.
+pub struct Checked {
+    /// Shapes and constants.
+    pub config: Config,
+    /// Positions of a session.
+    pub n_ctx: usize,
+    /// Worker threads.
+    pub threads: usize,
+}
+
+impl Options<'_> {
+    /// Checks the options and the header of `file`, without reading weights.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if the file cannot be run, [`Error::Argument`] if an option is out of range.
+    pub fn check(&self, file: &GgufFile) -> Result<Checked> {
+        Engine::check_device(self.device)?;
+        let allowed = threads::allowed_cpus();
+        let threads = self.threads.unwrap_or_else(threads::physical_cores);
+        if !(1..=allowed).contains(&threads) {
+            return Err(Error::Argument(format!(
+                "threads={threads} is out of range: this process may use {allowed} CPUs, so 1 to {allowed} are possible"
+            )));
+        }
+        if self.threads.is_some() && self.device != "cpu" {
+            return Err(Error::Argument(format!(
+                "threads={threads} has no effect on device \"{}\", where candle decides; leave it out",
+                self.device
+            )));
+        }
+        let config = Config::from_gguf(file)?;
+        check_tensors(file, &config)?;
+        let trained = config.n_ctx_train;
+        let n_ctx = self.n_ctx.unwrap_or(trained);
+        if !(1..=trained).contains(&n_ctx) {
+            return Err(Error::Argument(format!(
+                "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
+            )));
+        }
+        Ok(Checked { config, n_ctx, threads })
+    }
+}
+
 /// A model on some device.
 pub struct Model {
     engine: Engine,
     device: String,
     threads: usize,
     n_ctx: usize,
-    /// Identifies the weights, so that a saved session is not loaded into another model.
+    /// Identifies weights and configuration, so that a saved session is not loaded into another model.
     fingerprint: u64,
 }
 
@@ -32,31 +79,12 @@ impl Model {
     /// Loads the model in `file`.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if the file cannot be run, [`Error::Argument`] if an option is out of range,
+    /// Those of [`Options::check`], before any work; [`Error::Io`] if there is no memory for the weights,
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(file: &GgufFile, options: &Options<'_>, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let allowed = threads::allowed_cpus();
-        let threads = options.threads.unwrap_or_else(threads::physical_cores);
-        if !(1..=allowed).contains(&threads) {
-            return Err(Error::Argument(format!(
-                "threads={threads} is out of range: this process may use {allowed} CPUs, so 1 to {allowed} are possible"
-            )));
-        }
-        if options.threads.is_some() && options.device != "cpu" {
-            return Err(Error::Argument(format!(
-                "threads={threads} has no effect on device \"{}\", where candle decides; leave it out",
-                options.device
-            )));
-        }
-        let fingerprint = fingerprint(file)?;
+        let Checked { config, n_ctx, threads } = options.check(file)?;
+        let fingerprint = fingerprint(file, &config, poll)?;
         let engine = Engine::load(file, options.device, threads, poll)?;
-        let trained = engine.config().n_ctx_train;
-        let n_ctx = options.n_ctx.unwrap_or(trained);
-        if !(1..=trained).contains(&n_ctx) {
-            return Err(Error::Argument(format!(
-                "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
-            )));
-        }
         Ok(Self { engine, device: options.device.to_owned(), threads, n_ctx, fingerprint })
     }
 
@@ -85,19 +113,30 @@ impl Model {
         &self.device
     }
 
-    /// Identifies the weights.
+    /// The error for `needed` positions, more than a session has.
+    pub fn overflow(&self, needed: usize) -> Error {
+        Error::ContextOverflow { needed, n_ctx: self.n_ctx, n_ctx_train: self.config().n_ctx_train }
+    }
+
+    /// Identifies the weights and the configuration.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 }
 
-/// A hash of everything that identifies a model: names, types, shapes and bytes of its tensors.
-fn fingerprint(file: &GgufFile) -> Result<u64> {
+/// A hash of everything that identifies a model: its configuration, and names, types, shapes and bytes of its tensors.
+fn fingerprint(file: &GgufFile, config: &Config, poll: &mut dyn FnMut() -> bool) -> Result<u64> {
     let mut hash = Xxh3::new();
     file.check_unchanged()?;
+    hash.update(format!("{config:?}\n").as_bytes());
     for tensor in file.tensors() {
         hash.update(format!("{} {:?} {:?}\n", tensor.name, tensor.dtype, tensor.shape).as_bytes());
-        hash.update(file.data(tensor));
+        for part in file.data(tensor).chunks(HASHED_BETWEEN_POLLS) {
+            if poll() {
+                return Err(Error::Interrupted);
+            }
+            hash.update(part);
+        }
         // Loading reads it again from the system's cache; resident twice it would double peak memory.
         file.release(tensor);
     }
@@ -181,7 +220,7 @@ impl Session {
         }
         let needed = self.tokens.len() + tokens.len();
         if needed > self.model.n_ctx {
-            return Err(Error::ContextOverflow { needed, n_ctx: self.model.n_ctx });
+            return Err(self.model.overflow(needed));
         }
         let logits = self.model.engine.forward(&mut self.cache, tokens, logits, poll)?;
         self.tokens.extend_from_slice(tokens);

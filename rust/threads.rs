@@ -9,10 +9,13 @@
 //!   tenth; pinning costs two system calls a run.
 //! - A run can go on only while all its workers do. When other processes take cores away, workers wait for each other
 //!   most of the time (decode was 5 to 10 times slower than alone on a machine with both cores busy). So waiting is
-//!   measured, and after a run that lost [`STALLED`] of its time to it runs use one worker for a while, which the
-//!   system may put on whatever core is free. The result has the same bits.
+//!   measured, and after a run that lost so much that it had the worth of [`BREAK_EVEN`] workers left, runs use one
+//!   worker for a while, which the system may put on whatever core is free. The result has the same bits. Shares of
+//!   work that differ by a tile cost less than that, however many workers there are. [`run`] returns how many it used.
 //! - Between runs a helper spins for [`IDLE_SPIN`] and then parks: long enough for the Python code between two decode
 //!   steps, short enough that an idle process uses no CPU.
+
+mod affinity;
 
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -24,10 +27,16 @@ const IDLE_SPIN: Duration = Duration::from_millis(2);
 /// Rounds that a barrier spins before it starts to yield the core to other processes.
 const BARRIER_SPIN: usize = 4000;
 
-/// Share of a run that workers may wait, beyond what spinning covers, before the cores count as contended.
-const STALLED: f64 = 0.25;
+/// With less progress than so many undisturbed workers would make, the cores of a run count as contended: then one
+/// worker is about as fast, and leaves the other cores alone.
+const BREAK_EVEN: f64 = 1.5;
 /// How long runs use one worker after that: at first, and at most while it keeps happening.
 const ALONE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(1600));
+
+/// How often a caller that waits for cores is polled.
+const CLAIM_POLL: Duration = Duration::from_millis(10);
+/// Bytes of a helper's stack.
+const HELPER_STACK: usize = 2 << 20;
 
 /// A program that every worker of a run executes.
 pub type Program = Arc<dyn Fn(&mut Worker<'_>) + Send + Sync>;
@@ -162,55 +171,39 @@ struct Job {
 
 /// The cores of the process and their helpers.
 struct Cores {
-    /// CPU numbers, one of each physical core first.
+    /// CPU numbers, one of each physical core first; asked for before any thread was pinned.
     cpus: Vec<usize>,
+    /// How many physical cores they belong to.
+    physical: usize,
     /// Which of them are claimed by a run.
     busy: Mutex<Vec<bool>>,
     freed: Condvar,
     helpers: Vec<Mutex<Option<Helper>>>,
+    /// Bytes of a helper's stack.
+    helper_stack: usize,
     contention: Mutex<Contention>,
 }
 
-/// Physical cores in the affinity mask of the process: the default number of threads.
+/// Physical cores in the affinity mask that the process had at its first model: the default number of threads.
 pub fn physical_cores() -> usize {
-    affinity::allowed().1
+    Cores::of_this_process().physical
 }
 
-/// CPUs in the affinity mask of the process: the largest number of threads.
+/// CPUs in that affinity mask: the largest number of threads.
 pub fn allowed_cpus() -> usize {
-    affinity::allowed().0.len()
+    Cores::of_this_process().cpus.len()
 }
 
-/// Runs `program` on `threads` workers and waits for all of them.
+/// Runs `program` on `threads` workers and waits for all of them; returns how many there were.
 ///
-/// `poll` is called by worker 0 where the program says so. At most [`allowed_cpus`] workers are used.
+/// There are fewer while other processes hold the cores and where the system refuses threads; at most
+/// [`allowed_cpus`]. `poll` is called while cores are waited for, and by worker 0 where the program says so. `None`
+/// if it asked to stop before the program began.
 ///
 /// # Panics
 /// If the program panicked on a worker.
-pub fn run<'a>(threads: usize, program: Program, poll: &'a mut Poll<'a>) {
-    let cores = Cores::of_this_process();
-    let claimed = cores.claim(if lock(&cores.contention).active() { 1 } else { threads });
-    let team = Arc::new(Team { program, barrier: Barrier::new(claimed.len()) });
-    let running = Arc::new(AtomicUsize::new(claimed.len() - 1));
-    for (index, &core) in claimed.iter().enumerate().skip(1) {
-        cores.send(core, Job { team: team.clone(), index, running: running.clone() });
-    }
-    let start = Instant::now();
-    let result = {
-        let _pinned = (claimed.len() > 1).then(|| affinity::Pinned::to(cores.cpus[claimed[0]]));
-        let result = team.work(0, Some(poll));
-        wait_until(|| running.load(Ordering::Acquire) == 0);
-        result
-    };
-    cores.release(&claimed);
-    if claimed.len() > 1 {
-        let stalled = Duration::from_nanos(team.barrier.stalled.load(Ordering::Relaxed));
-        lock(&cores.contention).record(stalled.as_secs_f64() > STALLED * start.elapsed().as_secs_f64());
-    }
-    match result {
-        Ok(()) => assert!(!team.barrier.broken.load(Ordering::Relaxed), "a worker of this run panicked"),
-        Err(panic) => resume_unwind(panic),
-    }
+pub fn run<'a>(threads: usize, program: Program, poll: &'a mut Poll<'a>) -> Option<usize> {
+    Cores::of_this_process().run(threads, program, poll)
 }
 
 /// Whether other processes were seen to take cores away.
@@ -226,6 +219,12 @@ impl Contention {
         Instant::now() < self.until
     }
 
+    /// Whether `workers` that together waited for `waited` in a run of length `wall` lost too much by it.
+    fn stalled(workers: usize, waited: Duration, wall: Duration) -> bool {
+        let left = workers as f64 * (1.0 - waited.as_secs_f64() / (wall.as_secs_f64() * (workers - 1) as f64));
+        left < BREAK_EVEN
+    }
+
     fn record(&mut self, stalled: bool) {
         if stalled {
             self.until = Instant::now() + self.pause;
@@ -236,7 +235,31 @@ impl Contention {
     }
 }
 
+/// Cores that a run has to itself until this is dropped.
+struct Claim<'a> {
+    cores: &'a Cores,
+    claimed: Vec<usize>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.cores.release(&self.claimed);
+    }
+}
+
 impl Cores {
+    fn new((cpus, physical): (Vec<usize>, usize)) -> Self {
+        Self {
+            busy: Mutex::new(vec![false; cpus.len()]),
+            freed: Condvar::new(),
+            helpers: cpus.iter().map(|_| Mutex::new(None)).collect(),
+            helper_stack: HELPER_STACK,
+            contention: Mutex::new(Contention { until: Instant::now(), pause: ALONE.0 }),
+            cpus,
+            physical,
+        }
+    }
+
     /// The cores of the current process; a fork gets its own, since threads do not survive it.
     fn of_this_process() -> Arc<Self> {
         static CORES: Mutex<Option<(u32, Arc<Cores>)>> = Mutex::new(None);
@@ -245,32 +268,68 @@ impl Cores {
         match &*cores {
             Some((owner, cores)) if *owner == process => cores.clone(),
             _ => {
-                let cpus = affinity::allowed().0;
-                let new = Arc::new(Self {
-                    busy: Mutex::new(vec![false; cpus.len()]),
-                    freed: Condvar::new(),
-                    helpers: cpus.iter().map(|_| Mutex::new(None)).collect(),
-                    contention: Mutex::new(Contention { until: Instant::now(), pause: ALONE.0 }),
-                    cpus,
-                });
+                let new = Arc::new(Self::new(affinity::allowed()));
                 *cores = Some((process, new.clone()));
                 new
             }
         }
     }
 
-    /// Waits for `threads` free cores and takes them.
-    fn claim(&self, threads: usize) -> Vec<usize> {
+    /// See [`run`].
+    fn run<'a>(&self, threads: usize, program: Program, poll: &'a mut Poll<'a>) -> Option<usize> {
+        let threads = if lock(&self.contention).active() { 1 } else { threads };
+        let claim = self.claim(threads, poll)?;
+        let workers = claim.claimed.len();
+        let team = Arc::new(Team { program, barrier: Barrier::new(workers) });
+        let running = Arc::new(AtomicUsize::new(workers - 1));
+        for (index, &core) in claim.claimed.iter().enumerate().skip(1) {
+            self.send(core, Job { team: team.clone(), index, running: running.clone() });
+        }
+        let start = Instant::now();
+        let result = {
+            let _pinned = (workers > 1).then(|| affinity::Pinned::to(self.cpus[claim.claimed[0]]));
+            let result = team.work(0, Some(poll));
+            wait_until(|| running.load(Ordering::Acquire) == 0);
+            result
+        };
+        drop(claim);
+        if workers > 1 {
+            let waited = Duration::from_nanos(team.barrier.stalled.load(Ordering::Relaxed));
+            lock(&self.contention).record(Contention::stalled(workers, waited, start.elapsed()));
+        }
+        match result {
+            Ok(()) => assert!(!team.barrier.broken.load(Ordering::Relaxed), "a worker of this run panicked"),
+            Err(panic) => resume_unwind(panic),
+        }
+        Some(workers)
+    }
+
+    /// Waits for `threads` free cores and takes them; fewer if there are no helpers for all. `None` if `poll` asked to
+    /// stop.
+    fn claim(&self, threads: usize, poll: &mut Poll<'_>) -> Option<Claim<'_>> {
         let threads = threads.clamp(1, self.cpus.len());
         let mut busy = lock(&self.busy);
-        loop {
+        let free = loop {
             let free: Vec<usize> = (0..busy.len()).filter(|&i| !busy[i]).take(threads).collect();
             if free.len() == threads {
-                free.iter().for_each(|&i| busy[i] = true);
-                return free;
+                break free;
             }
-            busy = self.freed.wait(busy).unwrap_or_else(PoisonError::into_inner);
-        }
+            busy = self.freed.wait_timeout(busy, CLAIM_POLL).unwrap_or_else(PoisonError::into_inner).0;
+            // Not under the lock: the poll may wait for the interpreter.
+            drop(busy);
+            if poll() {
+                return None;
+            }
+            busy = lock(&self.busy);
+        };
+        free.iter().for_each(|&i| busy[i] = true);
+        drop(busy);
+        let mut claim = Claim { cores: self, claimed: free };
+        // Before any job is handed out: a run cannot lose workers any more.
+        let without: Vec<usize> = claim.claimed.iter().skip(1).copied().filter(|&core| !self.start(core)).collect();
+        claim.claimed.retain(|core| !without.contains(core));
+        self.release(&without);
+        Some(claim)
     }
 
     fn release(&self, claimed: &[usize]) {
@@ -279,18 +338,23 @@ impl Cores {
         self.freed.notify_all();
     }
 
-    /// Hands a job to the helper of core `core`, which is started if need be.
-    fn send(&self, core: usize, job: Job) {
+    /// Starts the helper of core `core` unless it runs already; whether it runs now.
+    fn start(&self, core: usize) -> bool {
         let mut helper = lock(&self.helpers[core]);
-        let helper = helper.get_or_insert_with(|| {
+        if helper.is_none() {
             let (mailbox, cpu) = (Arc::new(Mailbox::default()), self.cpus[core]);
             let own = mailbox.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("specrs-{cpu}"))
-                .spawn(move || own.serve(cpu))
-                .expect("the system refused a thread");
-            Helper { thread: thread.thread().clone(), mailbox }
-        });
+            let builder = std::thread::Builder::new().name(format!("specrs-{cpu}")).stack_size(self.helper_stack);
+            let thread = builder.spawn(move || own.serve(cpu));
+            *helper = thread.ok().map(|thread| Helper { thread: thread.thread().clone(), mailbox });
+        }
+        helper.is_some()
+    }
+
+    /// Hands a job to the helper of core `core`, which was started.
+    fn send(&self, core: usize, job: Job) {
+        let helper = lock(&self.helpers[core]);
+        let helper = helper.as_ref().expect("a claim starts its helpers");
         *lock(&helper.mailbox.job) = Some(job);
         helper.mailbox.full.store(true, Ordering::Release);
         helper.thread.unpark();
@@ -327,73 +391,5 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[cfg(target_os = "linux")]
-mod affinity {
-    use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
-    use std::collections::HashSet;
-
-    /// The CPUs this process may use, one of each physical core first, and the number of physical cores.
-    pub fn allowed() -> (Vec<usize>, usize) {
-        let Ok(set) = sched_getaffinity(Some(rustix::process::getpid())) else { return (vec![0], 1) };
-        let mut seen = HashSet::new();
-        let (mut first, second): (Vec<_>, Vec<_>) =
-            (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).partition(|&cpu| seen.insert(core_of(cpu)));
-        let physical = first.len();
-        first.extend(second);
-        (first, physical)
-    }
-
-    /// What identifies the physical core of `cpu`; CPUs the system says nothing about count as cores of their own.
-    fn core_of(cpu: usize) -> (String, String) {
-        let read = |name: &str| {
-            std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}")).unwrap_or_default()
-        };
-        match read("core_id") {
-            id if id.is_empty() => (cpu.to_string(), String::new()),
-            id => (id, read("physical_package_id")),
-        }
-    }
-
-    /// Keeps the calling thread on one CPU until dropped.
-    pub struct Pinned {
-        before: Option<CpuSet>,
-    }
-
-    impl Pinned {
-        pub fn to(cpu: usize) -> Self {
-            let before = sched_getaffinity(None).ok().filter(|set| set.is_set(cpu));
-            if before.is_some() {
-                let mut only = CpuSet::new();
-                only.set(cpu);
-                // A refusal only costs speed.
-                let _ = sched_setaffinity(None, &only);
-            }
-            Self { before }
-        }
-    }
-
-    impl Drop for Pinned {
-        fn drop(&mut self) {
-            if let Some(before) = &self.before {
-                let _ = sched_setaffinity(None, before);
-            }
-        }
-    }
-}
-
-/// Systems without an affinity interface schedule the threads themselves.
-#[cfg(not(target_os = "linux"))]
-mod affinity {
-    pub fn allowed() -> (Vec<usize>, usize) {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        ((0..cpus).collect(), cpus)
-    }
-
-    pub struct Pinned;
-
-    impl Pinned {
-        pub fn to(_cpu: usize) -> Self {
-            Self
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

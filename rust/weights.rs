@@ -13,7 +13,8 @@ use crate::kernels::scalar::{lane, row_weights, unpack_one};
 use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A packed matrix: `rows` outputs of `columns` inputs each.
 pub struct Matrix {
@@ -51,11 +52,6 @@ impl Matrix {
     /// Number of tiles.
     pub fn tiles(&self) -> usize {
         self.rows.div_ceil(TILE)
-    }
-
-    /// Packed bytes.
-    pub fn bytes(&self) -> usize {
-        self.quants.len() + self.scales.len()
     }
 
     /// Tile `index`, output rows `16 * index..`.
@@ -161,38 +157,65 @@ fn pack_float_tile(dtype: GgmlType, source: &[&[u8]], quants: &mut [u8]) {
     }
 }
 
-/// Packs the tensor of `plan` into its two slices of the arena, on `threads` threads.
-fn pack(file: &GgufFile, info: &TensorInfo, quants: &mut [u8], scales: &mut [u8], threads: usize) {
+/// Packs a tensor into its two slices of the arena, on `threads` threads, until `poll`, asked every few milliseconds,
+/// says to stop.
+fn pack(
+    file: &GgufFile,
+    info: &TensorInfo,
+    quants: &mut [u8],
+    scales: &mut [u8],
+    threads: usize,
+    poll: &mut dyn FnMut() -> bool,
+) -> Result<()> {
     let (columns, rows) = (info.columns(), info.rows());
     let groups = groups(columns);
     let (quant_bytes, scale_bytes) = (groups * quant_bytes(info.dtype), scale_bytes(info.dtype, groups));
     let row_bytes = columns / info.dtype.block_len() * info.dtype.block_bytes();
     let data = file.data(info);
-    let tiles_per_thread = rows.div_ceil(TILE).div_ceil(threads);
+    let stopped = AtomicBool::new(false);
+    let tiles = Mutex::new(Tiles { next: 0, quants, scales });
+    let pack_one = || {
+        if stopped.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some((index, quants, scales)) = tiles.lock().unwrap_or_else(PoisonError::into_inner).take(quant_bytes, scale_bytes) else { return false };
+        let rows = index * TILE..rows.min((index + 1) * TILE);
+        let source: Vec<&[u8]> = rows.map(|r| &data[r * row_bytes..][..row_bytes]).collect();
+        match info.dtype.is_float() {
+            true => pack_float_tile(info.dtype, &source, quants),
+            false => with_layout!(info.dtype, pack_tile::<_>(info.dtype, &source, groups, quants, scales)),
+        }
+        true
+    };
     std::thread::scope(|scope| {
-        let parts = quants.chunks_mut(tiles_per_thread * quant_bytes);
-        let mut scales = scales;
-        for (part, quants) in parts.enumerate() {
-            let (own, rest) = scales.split_at_mut((tiles_per_thread * scale_bytes).min(scales.len()));
-            scales = rest;
-            scope.spawn(move || {
-                let mut own = own;
-                for (t, quants) in quants.chunks_mut(quant_bytes).enumerate() {
-                    let (scales, rest) = own.split_at_mut(scale_bytes);
-                    own = rest;
-                    let first = (part * tiles_per_thread + t) * TILE;
-                    let source: Vec<&[u8]> =
-                        (first..rows.min(first + TILE)).map(|r| &data[r * row_bytes..][..row_bytes]).collect();
-                    match info.dtype.is_float() {
-                        true => pack_float_tile(info.dtype, &source, quants),
-                        false => {
-                            with_layout!(info.dtype, pack_tile::<_>(info.dtype, &source, groups, quants, scales))
-                        }
-                    }
-                }
-            });
+        for _ in 1..threads {
+            // A thread the system refuses leaves more to the others.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || while pack_one() {});
+        }
+        while pack_one() {
+            if poll() {
+                stopped.store(true, Ordering::Relaxed);
+            }
         }
     });
+    if stopped.into_inner() { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+/// The tiles of a tensor that nobody has begun to pack.
+struct Tiles<'a> {
+    next: usize,
+    quants: &'a mut [u8],
+    scales: &'a mut [u8],
+}
+
+impl<'a> Tiles<'a> {
+    /// The next tile's index and its places for quants and scales.
+    fn take(&mut self, quant_bytes: usize, scale_bytes: usize) -> Option<(usize, &'a mut [u8], &'a mut [u8])> {
+        let quants = self.quants.split_off_mut(..quant_bytes)?;
+        let scales = self.scales.split_off_mut(..scale_bytes)?;
+        self.next += 1;
+        Some((self.next - 1, quants, scales))
+    }
 }
 
 /// One transformer block.
@@ -232,7 +255,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`Error::Gguf`] if a tensor is missing, [`Error::Io`] if there is no memory for the weights,
-    /// [`Error::Interrupted`] if `poll`, asked between tensors, said so.
+    /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(file: &GgufFile, config: &Config, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         const MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
         let mut names = vec!["token_embd.weight".to_owned()];
@@ -267,7 +290,7 @@ impl Weights {
             file.check_unchanged()?;
             let (head, tail) = arena.split_at_mut(plan.scales.start);
             let (quants, scales) = (&mut head[plan.quants.clone()], &mut tail[..plan.scales.len()]);
-            pack(file, plan.info, quants, scales, threads);
+            pack(file, plan.info, quants, scales, threads, poll)?;
             file.release(plan.info);
         }
         let arena = Arc::new(arena.make_read_only().map_err(|source| Error::io(file.path(), source))?);

@@ -105,7 +105,7 @@ fn open(made: &Made) -> GgufFile {
 }
 
 fn load(made: &Made) -> CandleModel {
-    CandleModel::load(&open(made), "candle-cpu").unwrap()
+    CandleModel::load(&open(made), "candle-cpu", &mut || false).unwrap()
 }
 
 /// Appends `tokens` in one call; logits of the last `logits` of them.

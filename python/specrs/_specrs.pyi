@@ -36,6 +36,8 @@ class GgufFile:
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Name, type, shape (rows first) and bytes of every tensor, in file order."""
+    def ignored_tensors(self) -> list[str]:
+        """Names of the tensors that a model does not use; GgufError if the file holds no Llama."""
 
 @final
 class Model:
@@ -74,6 +76,16 @@ class Model:
     def weight_bytes(self) -> int:
         """Resident bytes of the weights."""
     @property
+    def n_ctx_train(self) -> int:
+        """Positions the model was trained for: the largest `n_ctx`."""
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Passes over the weights so far, and how many of them ran on fewer threads than `threads`.
+
+        That happens while other processes hold the cores, or where the system refuses threads; it
+        changes the speed, never a bit. (0, 0) on the candle engine.
+        """
+    @property
     def cache_bytes_per_token(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -92,6 +104,7 @@ class Session:
     """The mutable state of one sequence: the KV cache and the ids in it.
 
     Every call that fails leaves the session as it was. Calls from several threads wait for each other.
+    MemoryError if there is no room for the logits.
     """
 
     @property

@@ -170,14 +170,6 @@ pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
     }
 }
 
-/// `x += y`.
-#[inline(always)]
-pub fn add(x: &mut [f32], y: &[f32]) {
-    for (x, &y) in x.iter_mut().zip(y) {
-        *x += y;
-    }
-}
-
 /// Compiles this module's functions for a set of target features, under the same names.
 macro_rules! instantiate {
     ($features:literal) => {

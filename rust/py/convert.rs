@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::metadata::{Array, Metadata, Value};
 use numpy::PyReadonlyArray1;
 use pyo3::create_exception;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -24,12 +24,13 @@ impl From<Error> for PyErr {
                 }
             }
             Error::Gguf(message) => GgufError::new_err(message.clone()),
-            Error::ContextOverflow { needed, n_ctx } => Python::attach(|py| {
+            Error::ContextOverflow { needed, n_ctx, .. } => Python::attach(|py| {
                 let err = ContextOverflow::new_err(error.to_string());
                 let value = err.value(py);
                 let set = value.setattr("needed", *needed).and_then(|()| value.setattr("n_ctx", *n_ctx));
                 set.err().unwrap_or(err)
             }),
+            Error::Memory { .. } => PyMemoryError::new_err(error.to_string()),
             Error::Argument(message) => PyValueError::new_err(message.clone()),
             Error::Interrupted => PyKeyboardInterrupt::new_err(()),
         }

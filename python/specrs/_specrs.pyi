@@ -182,10 +182,10 @@ class Sampler:
     def __new__(
         cls,
         *,
-        prompt_tokens: int = 0,
+        prompt_tokens: int = ...,
         seed: int = 0,
         temperature: float = 0.0,
-        top_k: int = 0,
+        top_k: int = ...,
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,

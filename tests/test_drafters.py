@@ -124,6 +124,12 @@ def test_settings_out_of_range(settings: dict[str, Any], words: str) -> None:
         PromptLookup(max_ngram_size=2.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("most", [1000, 2**63 - 1])
+def test_any_number_may_be_asked_for(most: int) -> None:
+    assert PromptLookup(num_draft_tokens=most).propose([1, 2, 3, 1], most) == [2, 3, 1]
+    assert SuffixDecoding(most).propose([1, 2, 3, 1], most)[:1] == [2]
+
+
 def test_two_threads_share_a_drafter() -> None:
     drafter = PromptLookup()
     wrong: list[object] = []

@@ -1,8 +1,9 @@
 """Speculative output against plain output on 60 prompts: `python benches/equality.py [MODEL]`.
 
-Every prompt of Spec-Bench's six tasks, cut to 1,000 tokens, is continued greedily by 96 tokens
-without a drafter and with three: prompt lookup, a drafter of random ids, and a draft model, which
-is the model itself without some layers. Every id must be equal; the exit code says whether it was.
+Every prompt of Spec-Bench's six tasks, cut to 1,000 tokens, is continued by 96 tokens, greedily and
+by drawing with three seeds, without a drafter and with three: prompt lookup, a drafter of random
+ids, and a draft model, which is the model itself without some layers. Every id and every
+log-probability must be equal; the exit code says whether it was.
 """
 
 from __future__ import annotations
@@ -23,10 +24,17 @@ from derive import drop_layers
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
 PROMPT_TOKENS, NEW_TOKENS = 1000, 96
 DROPPED_LAYERS = (14, 18)
+SAMPLINGS = {
+    "greedy": specrs.Sampling(),
+    **{
+        f"seed {seed}": specrs.Sampling(temperature=0.8, top_p=0.95, seed=seed)
+        for seed in (1, 2, 3)
+    },
+}
 
 
 class RandomDrafter:
-    """Proposes random ids, a few outside the vocabulary, some from the text so far."""
+    """Proposes random ids, some from the text so far."""
 
     def __init__(self, n_vocab: int) -> None:
         self._rng = np.random.default_rng(0)
@@ -34,7 +42,7 @@ class RandomDrafter:
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
         """Return up to `k` ids, right ones by chance only."""
-        ids = self._rng.integers(-1, self._n_vocab + 1, k)
+        ids = self._rng.integers(0, self._n_vocab, k)
         recent = self._rng.choice(np.asarray(tokens[-64:]), k)
         return [int(id_) for id_ in np.where(self._rng.random(k) < 0.5, recent, ids)]
 
@@ -72,14 +80,16 @@ def main() -> None:
         tallies = {name: Tally() for name in drafters}
         for number, prompt in enumerate(prompts, 1):
             ids = llm.tokenize(prompt["prompt"])[:PROMPT_TOKENS]
-            plain = llm.generate(ids, max_tokens=NEW_TOKENS)
-            plain_seconds += plain.stats.decode_seconds
-            for name, drafter in drafters.items():
-                out = llm.generate(ids, max_tokens=NEW_TOKENS, drafter=drafter)
-                add(tallies[name], plain, out)
+            session = llm.session()  # the prompt is evaluated once
+            for sampling in SAMPLINGS.values():
+                plain = generate(llm, ids, sampling, session, None)
+                plain_seconds += plain.stats.decode_seconds
+                for name, drafter in drafters.items():
+                    add(tallies[name], plain, generate(llm, ids, sampling, session, drafter))
             print(f"\r{number}/{len(prompts)} {prompt['task']:16}", end="", file=sys.stderr)
     print(file=sys.stderr)
     print(f"{path.name}, kernels {llm.kernels}, {llm.threads} threads, {len(prompts)} prompts")
+    print("settings: " + ", ".join(SAMPLINGS))
     for name, tally in tallies.items():
         print(
             f"{name}: {tally.compared} ids compared, {tally.different} different; "
@@ -89,9 +99,27 @@ def main() -> None:
     sys.exit(any(tally.different or not tally.compared for tally in tallies.values()))
 
 
+def generate(
+    llm: specrs.Llama,
+    ids: list[int],
+    sampling: specrs.Sampling,
+    session: specrs.Session,
+    drafter: specrs.Drafter | None,
+) -> specrs.Completion:
+    """Continue a prompt in one of the ways that are compared."""
+    return llm.generate(
+        ids,
+        max_tokens=NEW_TOKENS,
+        sampling=sampling,
+        drafter=drafter,
+        session=session,
+        logprobs=5,
+    )
+
+
 def add(tally: Tally, plain: specrs.Completion, out: specrs.Completion) -> None:
-    """Count one prompt: ids that differ, a missing or additional one too."""
-    pairs = zip(plain.tokens, out.tokens, strict=False)
+    """Count one text: ids or log-probabilities that differ, a missing or additional one too."""
+    pairs = zip(plain.logprobs or (), out.logprobs or (), strict=False)
     tally.different += sum(ours != theirs for ours, theirs in pairs)
     tally.different += abs(len(plain.tokens) - len(out.tokens))
     tally.compared += len(plain.tokens)

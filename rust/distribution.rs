@@ -192,7 +192,8 @@ impl Scratch {
                 (high, count, weight) = (cut, found.0, found.1);
             }
         }
-        let bracket = row.iter().zip(0u32..).filter(|(&x, _)| x >= low && !(x >= high));
+        let (candidate, counted) = (|x: f32| x >= low, |x: f32| x >= high);
+        let bracket = row.iter().zip(0u32..).filter(|(&x, _)| candidate(x) && !counted(x));
         self.bracket.clear();
         self.bracket.extend(bracket.map(|(&x, token)| (token, x)));
         self.bracket.sort_unstable_by(by_likelihood);

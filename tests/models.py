@@ -44,6 +44,7 @@ class ModelSpec:
     metadata: Mapping[str, Any] = field(default_factory=dict)  # more keys, written last
     extra_tensors: tuple[str, ...] = ()  # names of tensors no decoder knows
     split: int = 0  # tensors per part; 0: one file
+    shared: bool = False  # matrices of one shape and type hold the same weights: large files fast
     seed: int = 0
 
     @property
@@ -142,11 +143,15 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
     width, ff = spec.width, spec.ff_width
     q_rows, kv_rows = spec.n_head * spec.head_width, spec.n_head_kv * spec.head_width
     tensors: dict[str, tuple[npt.NDArray[Any], str]] = {}
+    drawn: dict[tuple[int, int, str], npt.NDArray[Any]] = {}
 
     def matrix(name: str, rows: int, columns: int, gain: float) -> None:
         type_name = spec.types.get(name, spec.quant)
         spread = gain / np.sqrt(columns)
-        tensors[name] = (random_tensor(rng, (rows, columns), spread, type_name), type_name)
+        key = (rows, columns, type_name)
+        if not spec.shared or key not in drawn:
+            drawn[key] = random_tensor(rng, (rows, columns), spread, type_name)
+        tensors[name] = (drawn[key], type_name)
 
     def vector(name: str, length: int, middle: float, spread: float = 0.1) -> None:
         values = rng.normal(middle, spread, length).astype(np.float32)

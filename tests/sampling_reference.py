@@ -1,4 +1,4 @@
-"""The sampler written down from its definition: full sorts, float64, Gumbel noise. Slow and plain."""
+"""The sampler written down from its definition: full sorts, float64, Gumbel noise, no haste."""
 
 from __future__ import annotations
 
@@ -68,14 +68,15 @@ class Sampler:
         repetition, frequency, presence = self.penalties
         for token in set(self.history):
             if token < len(row):
-                row[token] *= 1 / repetition if row[token] > 0 else repetition
+                row[token] = row[token] / repetition if row[token] > 0 else row[token] * repetition
         for token, count in Counter(self.history[self.prompt_tokens :]).items():
             if token < len(row):
                 row[token] -= frequency * count + presence
+        adjusted = row.astype(np.float32)
         for token, bias in self.logit_bias:
             if token < len(row):
-                row[token] += bias
-        return row.astype(np.float32)
+                adjusted[token] += np.float32(bias)
+        return adjusted
 
     def distribution(self, adjusted: npt.NDArray[np.float32]) -> dict[int, float]:
         """Probability of every token that can be drawn."""
@@ -94,7 +95,10 @@ class Sampler:
     def pick(self, logits: npt.NDArray[np.float32], *, adjusted: bool = False) -> int:
         row = logits if adjusted else self.adjust(logits)
         if not (row > -np.inf).any():
-            raise ValueError(f"no token can be chosen at position {len(self)}: every logit is -inf")
+            raise ValueError(
+                f"no token can be chosen at position {len(self)}: every logit is -inf or NaN; "
+                f"a logit_bias or logits_processor must leave at least one token possible"
+            )
         position = len(self)
         left = self.distribution(row)
         token = max(left, key=lambda i: np.log(left[i]) + gumbel(self.seed, position, i))

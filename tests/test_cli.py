@@ -120,6 +120,22 @@ def test_bench_compares_and_counts(toy: Path, run: Run, tmp_path: Path) -> None:
     assert json.loads(figures.read_text())["DraftModel"]["all"]["different"] == 0
 
 
+def test_sampling_flags_arrive(toy: Path, run: Run) -> None:
+    settings = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+    settings |= {"repetition_penalty": 1.2, "frequency_penalty": 0.1, "presence_penalty": 0.2}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    sampling = specrs.Sampling(**settings, logit_bias={5: 1.5, 6: float("-inf")})  # type: ignore[arg-type]
+    expected = specrs.Llama(toy).generate("Hello", max_tokens=30, sampling=sampling)
+    options = ["-p", "Hello", "--max-tokens", 30, "--logit-bias", "5=1.5", "--logit-bias", "6=-inf"]
+    ran = run("generate", toy, *options, *flags)
+    assert ran.out == expected.text + "\n"
+    assert "seed 3, " in ran.err
+    fresh = run("generate", toy, "-p", "Hello", "--temperature", 1, "--seed", "random")
+    assert "seed " in fresh.err
+    assert "seed 0, " not in fresh.err
+    assert "seed" not in run("generate", toy, "-p", "Hello").err
+
+
 def test_stop_and_context_flags_arrive(toy: Path, run: Run) -> None:
     text = run("generate", toy, "-p", "Hello", "--ignore-eos", "--max-tokens", 50).out
     stop = text[20:22]
@@ -137,7 +153,11 @@ def test_stop_and_context_flags_arrive(toy: Path, run: Run) -> None:
         (["generate", "TOY", "-p", ""], "the prompt is empty"),
         (["generate", "TOY", "-p", "x" * 5000], "5000 tokens, which leaves no room"),
         (["generate", "TOY", "-p", "x", "--temperature", "-1"], "temperature must be 0 or more"),
-        (["generate", "TOY", "-p", "x", "--temperature", "1"], "temperature=1.0 is not supported"),
+        (["generate", "TOY", "-p", "x", "--temperature", "nan"], "temperature must be 0 or more"),
+        (["generate", "TOY", "-p", "x", "--seed", "lucky"], "--seed must be a number or random"),
+        (["generate", "TOY", "-p", "x", "--seed", "-1"], "seed must be from 0 to 2**64 - 1"),
+        (["generate", "TOY", "-p", "x", "--logit-bias", "3"], "--logit-bias must be ID=NUMBER"),
+        (["generate", "TOY", "-p", "x", "--logit-bias", "999=1"], "token 999 is outside"),
         (["generate", "TOY", "-p", "x", "--top-p", "0"], "top_p must be above 0"),
         (["generate", "TOY", "-p", "x", "--max-tokens", "-3"], "max_tokens must be 0 or more"),
         (["generate", "TOY", "-p", "x", "--max-tokens", "many"], "--max-tokens"),

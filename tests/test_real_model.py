@@ -115,7 +115,8 @@ def test_a_perfect_draft_is_accepted_whole(llm: specrs.Llama) -> None:
     out = llm.generate(
         "The capital of France is",
         max_tokens=40,
-        drafter=specrs.DraftModel(llm, num_draft_tokens=4),
+        drafter=specrs.DraftModel(llm),
+        draft_length=specrs.FixedLength(4),
     )
     assert out.stats.acceptance_rate == 1.0
     assert out.stats.tokens_per_call > 4

@@ -19,7 +19,8 @@ Row = npt.NDArray[np.float32]
 
 def row_of(*probabilities: float) -> Row:
     """Logits of a distribution."""
-    return np.log(np.array(probabilities)).astype(np.float32)
+    logits: Row = np.log(np.array(probabilities)).astype(np.float32)
+    return logits
 
 
 def drawn(row: Row, draws: int, **settings: Any) -> npt.NDArray[np.float64]:
@@ -72,10 +73,10 @@ def test_settings_of_the_wrong_type_are_named(setting: str, value: Any) -> None:
 
 def test_settings_may_be_numpy_numbers() -> None:
     sampling = Sampling(
-        temperature=np.float32(0.5),  # type: ignore[arg-type]
-        top_k=np.int64(3),  # type: ignore[arg-type]
-        seed=np.uint64(2**63),  # type: ignore[arg-type]
-        logit_bias={np.int32(1): np.float64(-1)},  # type: ignore[dict-item]
+        temperature=np.float32(0.5),
+        top_k=np.int64(3),
+        seed=np.uint64(2**63),
+        logit_bias={np.int32(1): np.float64(-np.inf)},
     )
     assert sampling.sampler(0).pick(row_of(0.5, 0.25, 0.25)) in (0, 2)
     assert Sampling(top_k=10**30, temperature=1).sampler(0).pick(row_of(1.0)) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,13 +98,16 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the result.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    min_p: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    repetition_penalty: Annotated[float | None, typer.Option()] = None,
-    frequency_penalty: Annotated[float | None, typer.Option()] = None,
-    presence_penalty: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw among so many tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Least share of the likeliest.")] = None,
+    seed: Annotated[str | None, typer.Option(help="A number, or random.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="1 is none.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="Per occurrence.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="For any occurrence.")] = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="ID=NUMBER", help="-inf forbids the token.")
+    ] = None,
     drafter: Annotated[DrafterName | None, typer.Option(help="Guess ahead, no model.")] = None,
     max_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
     min_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
@@ -122,12 +126,15 @@ def generate(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
-            seed=seed,
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
+            logit_bias=_biases(logit_bias),
+            seed=None if seed is None else _seed(seed),
         )
     )
+    if seed == "random":
+        sampling = replace(sampling, seed=None)
     loading = _given(n_ctx=n_ctx, threads=threads, device=device)
     lookup = _given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
     small = _given(p_min=p_min)
@@ -278,8 +285,32 @@ def _summary(stats: specrs.Stats) -> str:
     if stats.num_drafts:
         kept, of = stats.num_accepted_tokens, stats.num_draft_tokens
         parts.append(f"{kept} of {of} drafted accepted ({stats.acceptance_rate:.0%})")
+    if stats.seed is not None:
+        parts.append(f"seed {stats.seed}")
     prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
     return ", ".join([*parts, prompt])
+
+
+def _seed(text: str) -> int | None:
+    """Read --seed; None for a fresh one."""
+    if text == "random":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--seed must be a number or random, not {text!r}") from None
+
+
+def _biases(texts: list[str] | None) -> dict[int, float] | None:
+    """Read the ID=NUMBER of every --logit-bias."""
+    biases: dict[int, float] = {}
+    for text in texts or ():
+        token, _, bias = text.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise ValueError(f"--logit-bias must be ID=NUMBER, not {text!r}") from None
+    return biases or None
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import string
@@ -85,6 +86,7 @@ def test_generate_reads_stdin_and_applies_the_template(
         ["--drafter", "prompt-lookup"],
         ["--drafter", "prompt-lookup", "--max-ngram-size", 2, "--min-ngram-size", 2],
         ["--drafter", "prompt-lookup", "--num-draft-tokens", 3, "--draft-length", 2],
+        ["--drafter", "suffix-decoding", "--num-draft-tokens", 5],
         ["--draft-model", "TOY"],
         ["--draft-model", "TOY", "--p-min", 0.001, "--num-draft-tokens", 3],
         ["--top-k", 5, "--top-p", 0.9, "--min-p", 0.1, "--seed", 3],
@@ -100,6 +102,21 @@ def test_drafting_and_filters_do_not_change_greedy_text(
     assert drafted.code == 0
     assert drafted.out == plain.out
     assert ("drafted accepted" in drafted.err) == any("draft" in str(flag) for flag in flags)
+
+
+def test_bench_compares_and_counts(toy: Path, run: Run, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    options = ["--max-tokens", 12, "--rounds", 1, "--limit", 2, "--draft-model", toy]
+    ran = run("bench", toy, *options, "--json", figures)
+    assert ran.code == 0
+    table = [line for line in ran.out.splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in table[1:]] == [
+        "| PromptLookup",
+        "| SuffixDecoding",
+        "| DraftModel",
+    ]
+    assert all("| 0 of " in line for line in table[1:])
+    assert json.loads(figures.read_text())["DraftModel"]["all"]["different"] == 0
 
 
 def test_sampling_flags_arrive(toy: Path, run: Run) -> None:

@@ -228,7 +228,7 @@ class NgramIndex:
         """Length of the history."""
     def clear(self) -> None:
         """Forget the history."""
-    def extend(self, tokens: TokenIds) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Append to the history."""
     def propose(self, k: int) -> tuple[list[int], int]:
         """Up to `k` ids that followed the longest final n-gram which occurred before, and its size."""
@@ -240,7 +240,7 @@ class SuffixTree:
     def __new__(cls, depth: int) -> SuffixTree: ...
     def __len__(self) -> int:
         """Ids of all texts."""
-    def add(self, tokens: TokenIds) -> None:
+    def add(self, tokens: Sequence[int]) -> None:
         """Add a text."""
 
 @final
@@ -252,7 +252,7 @@ class SuffixIndex:
         """Length of the history."""
     def clear(self) -> None:
         """Forget the history."""
-    def extend(self, tokens: TokenIds) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Append to the history."""
     def propose(self, k: int, min_probability: float) -> tuple[list[int], int, float]:
         """The guess of up to `k` ids with the most right ones to expect.

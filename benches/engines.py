@@ -181,8 +181,9 @@ class LlamaCpp(Stepper):
         api, model = self.api, self.model
         heads = api.llama_model_n_head_kv(model)
         width = api.llama_model_n_embd(model) // api.llama_model_n_head(model)
-        keys_and_values = 2 * api.llama_model_n_layer(model) * heads * width
-        return int(api.llama_n_ctx(self.context)) * keys_and_values * 2
+        positions = api.llama_n_ctx(self.context)
+        halves = 2 * api.llama_model_n_layer(model) * positions * heads * width
+        return 2 * int(halves)
 
 
 class OpenVino(Engine):

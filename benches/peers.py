@@ -91,8 +91,14 @@ class Peer:
         )
         patience = Timer(LOAD_SECONDS, self._process.kill)
         patience.start()
-        loaded = self._answer()
-        patience.cancel()
+        try:
+            loaded = self._answer()
+        except EngineDied as error:
+            if patience.finished.is_set():
+                raise EngineDied(f"it took more than {LOAD_SECONDS} s to load") from error
+            raise
+        finally:
+            patience.cancel()
         if "error" in loaded:
             raise EngineDied(loaded["error"])
         self.description: str = loaded["description"]

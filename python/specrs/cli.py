@@ -155,6 +155,7 @@ def generate(
     length = None if draft_length is None else specrs.FixedLength(draft_length)
     if max_tokens is not None and max_tokens < 0:
         raise ValueError(f"--max-tokens must be 0 or more, not {max_tokens}")
+    path = specrs.pull(model)
     text = _stdin() if prompt is None else prompt
     chosen: specrs.Drafter | None = None
     if drafter is DrafterName.prompt_lookup:
@@ -165,7 +166,7 @@ def generate(
         draft_llm = specrs.Llama(specrs.pull(draft_model), **loading)
         chosen = specrs.DraftModel(draft_llm, **small, **either)
 
-    llm = specrs.Llama(specrs.pull(model), **loading)
+    llm = specrs.Llama(path, **loading)
     options = _given(
         max_tokens=max_tokens,
         stop=stop,

@@ -125,8 +125,13 @@ def test_numpy_history_gives_the_same() -> None:
 def test_settings_out_of_range(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"PromptLookup: .*{words}"):
         PromptLookup(**settings)
-    with pytest.raises(TypeError):
-        PromptLookup(max_ngram_size=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["3", 2.5, True, None])
+@pytest.mark.parametrize("name", ["max_ngram_size", "min_ngram_size", "num_draft_tokens"])
+def test_settings_that_are_no_numbers(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"PromptLookup: {name} must be an int, not {value!r}"):
+        PromptLookup(**{name: value})
 
 
 def test_two_threads_share_a_drafter() -> None:

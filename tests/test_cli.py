@@ -205,18 +205,20 @@ def test_text_that_the_terminal_cannot_show_fails_nothing(
     monkeypatch.setattr(cli, "_shortened", lambda *_: "…\udcff")
     run("inspect", toy)
     out.flush()
-    written = out.buffer.getvalue()  # type: ignore[attr-defined]
+    written = out.buffer.getvalue()
     shown = "…\udcff".encode("utf-8", "surrogateescape") if encoding == "utf-8" else b"??"
     assert b"  general.name = " + shown + b"\n" in written
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_standard_input_that_is_no_text(
-    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch, errors: str
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
+    stdin = io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", stdin)
     ran = run("generate", toy)
     assert (ran.code, ran.out) == (2, "")
-    assert "standard input is not utf-8 text: invalid start byte at byte 2" in ran.err
+    assert "standard input is not UTF-8 text ('utf-8' codec can't" in ran.err
 
 
 def test_errors_of_the_system_carry_no_number(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fake_engine import ContextOverflow as ToyOverflow
 from fake_engine import Model, Scripted, Session, write_toy
-from specrs import ContextOverflow, Drafter, FixedLength, LengthPolicy, PromptLookup, Sampling
+from specrs import ContextOverflow, Drafter, FixedLength, PromptLookup, Sampling
 from specrs.generate import Step, steps
 from specrs.verify import verify
 
@@ -54,7 +54,6 @@ def run(
     k: int = 4,
     ends: Callable[[int], bool] = lambda _: False,
     n_ctx: int = N_CTX,
-    length: LengthPolicy | None = None,
 ) -> Iterator[Step]:
     return steps(
         session,  # type: ignore[arg-type]
@@ -64,7 +63,7 @@ def run(
         max_tokens=max_tokens,
         sampling=Sampling(),
         drafter=drafter,
-        length=length or FixedLength(k),
+        length=FixedLength(k),
         ends=ends,
     )
 
@@ -363,72 +362,6 @@ def test_a_session_swapped_for_one_of_equal_length_is_noticed(model: Model) -> N
     with pytest.raises(RuntimeError, match="session was changed during the generation"):
         list(events)
     assert made(run(session)) == plain(model, PROMPT, 20)
-
-
-class Policy:
-    """A length policy that answers what it is told to."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.answers = {"next": 2, "keep": 2, "update": None, **answers}
-
-    def answer(self, method: str) -> Any:
-        answer = self.answers[method]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def next(self, drafter: str) -> Any:
-        return self.answer("next")
-
-    def keep(self, draft: Any) -> Any:
-        return self.answer("keep")
-
-    def update(self, outcome: Any) -> Any:
-        return self.answer("update")
-
-
-@pytest.mark.parametrize("method", ["next", "keep"])
-@pytest.mark.parametrize(
-    ("answer", "error", "words"),
-    [
-        (-1, ValueError, "returns must be 0 or more, not -1"),
-        (True, TypeError, "returns must be an int, not True"),
-        (1.5, TypeError, "returns must be an int, not 1.5"),
-        (None, TypeError, "returns must be an int, not None"),
-        (KeyError("lost"), RuntimeError, "failed: KeyError"),
-    ],
-)
-def test_a_faulty_length_policy_is_named(
-    model: Model, method: str, answer: Any, error: type[Exception], words: str
-) -> None:
-    session = model.session()
-    policy = Policy(**{method: answer})
-    with pytest.raises(error, match=rf"draft_length: .*Policy\.{method}\(\) {words}"):
-        list(run(session, drafter=Returning(lambda *_: [3, 3]), length=policy))
-    assert made(run(session)) == plain(model, PROMPT, 20)
-
-
-def test_a_policy_that_cannot_learn_is_named_and_the_session_stays_right(model: Model) -> None:
-    session = model.session()
-    policy = Policy(update=KeyError("lost"))
-    with pytest.raises(RuntimeError, match=r"draft_length: Policy\.update\(\) failed: KeyError"):
-        list(run(session, drafter=Returning(lambda *_: [3, 3]), length=policy))
-    assert session.tokens[: len(PROMPT)] == PROMPT
-    assert made(run(session)) == plain(model, PROMPT, 20)
-
-
-@pytest.mark.parametrize(
-    ("k", "error", "words"),
-    [
-        ("x", TypeError, "an int, not 'x'"),
-        (1.5, TypeError, "an int, not 1.5"),
-        (True, TypeError, "an int, not True"),
-        (0, ValueError, "at least 1, not 0"),
-    ],
-)
-def test_fixed_length_of_no_number(k: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"FixedLength: k must be {words}"):
-        FixedLength(k)
 
 
 def test_an_interrupt_between_forward_and_commit_loses_nothing(model: Model) -> None:

@@ -101,6 +101,13 @@ def test_a_session_of_another_model_is_refused(
         llm.generate(PROMPT, session=other.session())
 
 
+def test_text_that_cannot_be_tokenised(llm: Llama) -> None:
+    with pytest.raises(ValueError, match="text is no valid Unicode: character 1 is the lone surr"):
+        llm.tokenize("a\ud800")
+    with pytest.raises(TypeError, match="text must be text, not b'a'"):
+        llm.tokenize(b"a")  # type: ignore[arg-type]
+
+
 def test_prompt_forms_are_equal(llm: Llama) -> None:
     text = llm.generate("defg", max_tokens=9)
     assert llm.generate(llm.tokenize("defg"), max_tokens=9).tokens == text.tokens

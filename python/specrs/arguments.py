@@ -49,14 +49,16 @@ def checked_bool(name: str, value: Any) -> bool:
     return value
 
 
-def checked_text(name: str, text: str) -> str:
+def checked_text(name: str, text: Any) -> str:
     """Return `text`; ValueError if it holds half of a surrogate pair, which UTF-8 cannot say."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be text, not {shortened(text)}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{name} is no valid Unicode: character {error.start} is the lone surrogate "
-            f"{text[error.start]!r}; decode its bytes as UTF-8 with errors='replace'"
+            f"{text[error.start]!r}; replace it, or decode the bytes with errors='replace'"
         ) from None
     return text
 

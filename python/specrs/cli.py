@@ -305,12 +305,14 @@ def _stdin() -> str:
     if sys.stdin is None:
         raise ValueError("standard input is closed; give the prompt with --prompt")
     try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
+        text = sys.stdin.read()
+        text.encode()  # some locales let any byte pass, as a surrogate
+    except UnicodeError as error:
         raise ValueError(
-            f"standard input is not {error.encoding} text: {error.reason} at byte {error.start}; "
-            f"convert it, or set PYTHONIOENCODING to its encoding"
+            f"standard input is not UTF-8 text ({error}); convert it, or set PYTHONIOENCODING to "
+            f"its encoding"
         ) from None
+    return text
 
 
 def _seed(text: str) -> int | None:

@@ -178,6 +178,7 @@ class Llama:
             parse_special: Whether the spelling of a control token becomes that token. Never for
                 text that comes from users.
         """
+        text = checked_text("text", text)
         return self.tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:

@@ -125,7 +125,10 @@ def _from_package(model: PackagedModel) -> Path:
 
 
 def _is_there(target: Path, model: PackagedModel) -> bool:
-    return target.is_file() and target.stat().st_size == model.size
+    try:
+        return target.is_file() and target.stat().st_size == model.size
+    except PermissionError:  # locking its folder tells
+        return False
 
 
 @contextmanager

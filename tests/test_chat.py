@@ -180,6 +180,11 @@ def test_bos_is_there_once_or_not_at_all(
     assert llm.tokenize("hi").count(0) == add_bos
 
 
+# A list of parts with itself among them.
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
 @pytest.mark.parametrize(
     ("messages", "error", "words"),
     [
@@ -190,11 +195,21 @@ def test_bos_is_there_once_or_not_at_all(
         (["hello"], TypeError, r"messages\[0\] must be a dict, not str"),
         ([{"content": "x"}], ValueError, r"messages\[0\] has no \"role\""),
         ([{"role": "user", "content": "x"}, {"role": 5}], ValueError, r"messages\[1\] has no"),
+        ([{"role": "user", "content": None}], TypeError, r"messages\[0\]\[.content.\] .* not None"),
+        ([{"role": "user", "content": 5}], TypeError, r"messages\[0\]\[.content.\] must .* not 5"),
+        ([{"role": "user", "content": "\ud800"}], ValueError, r"messages\[0\] is no valid Unicode"),
+        ([{"role": "user", "content": ENDLESS}], ValueError, r"messages\[0\] contains itself"),
     ],
 )
 def test_malformed_messages(load: Any, messages: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         load(chat_template=CHATML).chat(messages)
+
+
+def test_a_message_that_only_calls_tools_needs_no_text(load: Any) -> None:
+    llm = load(chat_template="{% for m in messages %}{{ m.content or 'hi' }}{% endfor %}")
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
+    assert llm.chat_tokens([calls]) == llm.tokenize("hi")
 
 
 def test_a_file_without_a_template_tells_the_way_out(load: Any) -> None:

@@ -110,7 +110,12 @@ def test_numpy_history_gives_the_same() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"min_ngram_size": 0}, "min_ngram_size <= max_ngram_size is needed, not 0 and 3"),
+        (
+            {"min_ngram_size": 0},
+            "1 <= min_ngram_size <= max_ngram_size <= 64 is needed, not 0 and 3",
+        ),
+        ({"max_ngram_size": 65}, "max_ngram_size <= 64 is needed, not 1 and 65"),
+        ({"max_ngram_size": 10**7}, "<= 64 is needed"),
         ({"max_ngram_size": 1, "min_ngram_size": 2}, "not 2 and 1"),
         ({"num_draft_tokens": 0}, "num_draft_tokens must be at least 1, not 0"),
         ({"min_hits": 0}, "min_hits must be at least 1, not 0"),
@@ -120,8 +125,13 @@ def test_numpy_history_gives_the_same() -> None:
 def test_settings_out_of_range(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"PromptLookup: .*{words}"):
         PromptLookup(**settings)
-    with pytest.raises(TypeError):
-        PromptLookup(max_ngram_size=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["3", 2.5, True, None])
+@pytest.mark.parametrize("name", ["max_ngram_size", "min_ngram_size", "num_draft_tokens"])
+def test_settings_that_are_no_numbers(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"PromptLookup: {name} must be an int, not {value!r}"):
+        PromptLookup(**{name: value})
 
 
 @pytest.mark.parametrize("most", [1000, 2**63 - 1])

@@ -20,6 +20,7 @@ MAX_LINES = 420
 # Every module of the package in the order of the flow: each imports only those before it.
 PYTHON_ORDER = [
     "_specrs",
+    "arguments",
     "sampling",
     "verify",
     "drafters",

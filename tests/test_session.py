@@ -312,5 +312,5 @@ def test_a_larger_context_is_advised_only_where_there_is_one(tiny: Callable[...,
             model.session().forward(random_ids(model, model.n_ctx + 1))
         assert ("larger n_ctx" in str(caught.value)) == advised
         with pytest.raises(ContextOverflow) as caught:
-            room(random_ids(model, model.n_ctx), model.n_ctx, None, model.n_ctx_train)
+            room(model.n_ctx, model.n_ctx, None, model.n_ctx_train)
         assert ("larger n_ctx" in str(caught.value)) == advised

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._specrs import Tokenizer
+from .arguments import checked_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -63,7 +65,7 @@ class ChatFormat:
         tokenizer = self._tokenizer
         text = render(
             self._template,
-            [self._as_plain_text(message) for message in messages],
+            [self._plain_message(i, message) for i, message in enumerate(messages)],
             bos_token="" if tokenizer.bos is None else tokenizer.token(tokenizer.bos),
             eos_token="" if tokenizer.eos is None else tokenizer.token(tokenizer.eos),
         )
@@ -74,19 +76,30 @@ class ChatFormat:
             ids.insert(0, tokenizer.bos)
         return ids
 
-    def _as_plain_text(self, value: Any) -> Any:
-        """Copy a part of a message with every control token's spelling broken up."""
+    def _plain_message(self, i: int, message: Message) -> Any:
+        """Copy a message with every control token's spelling broken up."""
+        where = f"messages[{i}]"
+        try:
+            return self._as_plain_text(where, message)
+        except RecursionError:
+            raise ValueError(f"{where} contains itself, or is nested too deeply") from None
+
+    def _as_plain_text(self, where: str, value: Any) -> Any:
+        """Copy a part of a message, in the same way."""
         if isinstance(value, str):
             pattern = self._control_pattern()
-            text = value.replace(_BREAK, "")
+            text = checked_text(where, value).replace(_BREAK, "")
             # Again, because a break may uncover a shorter one: the `<b>` in `<a<b>`.
             while pattern.search(text):
                 text = pattern.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
             return text
         if isinstance(value, Mapping):
-            return {self._as_plain_text(k): self._as_plain_text(v) for k, v in value.items()}
+            return {
+                self._as_plain_text(where, key): self._as_plain_text(where, item)
+                for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
-            return [self._as_plain_text(item) for item in value]
+            return [self._as_plain_text(where, item) for item in value]
         return value
 
     def _control_pattern(self) -> re.Pattern[str]:
@@ -104,7 +117,7 @@ class ChatFormat:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise TypeError or ValueError unless `messages` is a list of dicts that each have a role."""
+    """Raise TypeError or ValueError unless `messages` is a list of dicts with role and content."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise TypeError(f"messages must be a list of dicts, not {type(messages).__name__}")
     if not messages:
@@ -114,6 +127,15 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise TypeError(f"messages[{i}] must be a dict, not {type(message).__name__}")
         if not isinstance(message.get("role"), str):
             raise ValueError(f'messages[{i}] has no "role" such as "user", "assistant" or "system"')
+        content = message.get("content", "")
+        # A message that only calls tools has no text.
+        if content is None and message.get("tool_calls"):
+            continue
+        if not isinstance(content, (str, list, tuple)):
+            raise TypeError(
+                f'messages[{i}]["content"] must be text or a list of parts, '
+                f"not {shortened(content)}"
+            )
 
 
 def render(

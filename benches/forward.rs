@@ -183,12 +183,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             read_rate,
         ));
     }
+    c.final_summary();
     let heads: String = ROWS[1..].iter().map(|rows| format!(" c({rows}) |")).collect();
     let limit = read_rate.map_or(String::new(), |rate| format!(", memory read at {:.1} GB/s", rate * 1e-9));
     println!("\n{}, {threads} threads{limit}\n", Kernels::detect()?.name());
     println!("| model | decode, tokens/s | GB/s | % of reading |{heads} prompt, tokens/s |");
     println!("|---|---|---|---|{}---|", "---|".repeat(ROWS.len() - 1));
     println!("{}", lines.join("\n"));
-    c.final_summary();
     Ok(())
 }

@@ -102,8 +102,8 @@ fn measure(
     median.map(|median| median / (tiles * bytes) as f64)
 }
 
-/// Measures every type and prints the rate of one row and c(M) of the others.
-fn table(c: &mut Criterion, kernels: &Kernels, place: Place, rows: &[usize], memory: &[u8]) {
+/// Measures every type; a table of the rate of one row and c(M) of the others.
+fn table(c: &mut Criterion, kernels: &Kernels, place: Place, rows: &[usize], memory: &[u8]) -> Option<String> {
     let mut lines = Vec::new();
     for dtype in GgmlType::ALL {
         let costs: Vec<_> = rows.iter().map(|&rows| measure(c, kernels, dtype, place, rows, memory)).collect();
@@ -112,14 +112,11 @@ fn table(c: &mut Criterion, kernels: &Kernels, place: Place, rows: &[usize], mem
             costs[1..].iter().map(|cost| cost.map_or(" |".into(), |cost| format!(" {:.2} |", cost / one))).collect();
         lines.push(format!("| {} | {:.1} |{cells}", dtype.name(), 1e-9 / one));
     }
-    if lines.is_empty() {
-        return;
-    }
     let place = if place == Place::Cache { "the cache" } else { "memory" };
     let heads: String = rows[1..].iter().map(|rows| format!(" c({rows}) |")).collect();
-    println!("\n{}, weights from {place}, one core\n", kernels.name());
-    println!("| type | one row, GB/s |{heads}\n|---|---|{}", "---|".repeat(rows.len() - 1));
-    println!("{}\n", lines.join("\n"));
+    let title = format!("{}, weights from {place}, one core", kernels.name());
+    let head = format!("| type | one row, GB/s |{heads}\n|---|---|{}", "---|".repeat(rows.len() - 1));
+    (!lines.is_empty()).then(|| format!("{title}\n\n{head}\n{}\n", lines.join("\n")))
 }
 
 fn main() {
@@ -131,15 +128,17 @@ fn main() {
         .measurement_time(Duration::from_millis(100))
         .configure_from_args();
     let memory = weights(STREAMED);
+    let mut tables = Vec::new();
     for kernels in Kernels::available() {
         // Plain Rust is a specification: that it computes as slowly from memory is no news.
         if kernels.name() == "scalar" {
-            table(&mut c, &kernels, Place::Cache, &ROWS[..3], &memory);
+            tables.push(table(&mut c, &kernels, Place::Cache, &ROWS[..3], &memory));
             continue;
         }
         for place in [Place::Cache, Place::Memory] {
-            table(&mut c, &kernels, place, &ROWS, &memory);
+            tables.push(table(&mut c, &kernels, place, &ROWS, &memory));
         }
     }
     c.final_summary();
+    tables.iter().flatten().for_each(|table| println!("{table}"));
 }

@@ -6,22 +6,34 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
 from typing import Any
 
-_MODULES = {"specrs": "specrs", "llama-cpp": "llama_cpp"}
+from engines import MODULES
+
 # The ways to run an engine, the best first; the next is tried where one crashes.
-_VARIANTS = {"specrs": ["specrs"], "llama-cpp": ["llama-cpp", "llama-cpp-plain"]}
+VARIANTS = {
+    "specrs": ["specrs"],
+    "llama-cpp": ["llama-cpp", "llama-cpp-plain"],
+    "openvino": ["openvino"],
+}
+# Threads of the engine that was asked before may spin a while after they have answered.
+QUIET_SECONDS = 0.05
+LOAD_SECONDS = 240
 
 
 def interpreter_of(engine: str) -> str | None:
-    """Find a Python that has `engine`: this one, or the one SPECRS_PEER_PYTHON names."""
-    candidates = [sys.executable, os.environ.get("SPECRS_PEER_PYTHON")]
-    for python in filter(None, candidates):
-        code = (
-            f"import importlib.util as u, sys; sys.exit(u.find_spec('{_MODULES[engine]}') is None)"
-        )
+    """Find a Python that has `engine`: this one, or one of those SPECRS_PEER_PYTHON names.
+
+    The variable is a list with the separator of PATH.
+    """
+    named = os.environ.get("SPECRS_PEER_PYTHON", "").split(os.pathsep)
+    module = MODULES[engine]
+    code = f"import importlib.util as u, sys; sys.exit(u.find_spec('{module}') is None)"
+    for python in filter(None, [sys.executable, *named]):
         if subprocess.run([python, "-c", code], check=False).returncode == 0:
             return python
     return None
@@ -29,16 +41,20 @@ def interpreter_of(engine: str) -> str | None:
 
 def import_seconds(engine: str, python: str) -> float:
     """Time the import of `engine` in a new interpreter."""
-    code = f"from time import perf_counter as t; a = t(); import {_MODULES[engine]}; print(t() - a)"
+    module = MODULES[engine]
+    code = f"from time import perf_counter as t; a = t(); import {module}; print(t() - a)"
     finished = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
     return float(finished.stdout)
 
 
 def start(engine: str, python: str, model: Path, threads: int) -> Peer:
-    """Start the best variant of `engine` that survives a first prompt."""
-    for variant in _VARIANTS[engine]:
-        peer = Peer(engine, variant, python, model, threads)
+    """Start the best variant of `engine` that survives a first prompt.
+
+    Raises EngineDied with the reason if none does.
+    """
+    for variant in VARIANTS[engine]:
         try:
+            peer = Peer(engine, variant, python, model, threads)
             peer.ask("prompt", length=64)
         except EngineDied as error:
             died = error
@@ -48,14 +64,14 @@ def start(engine: str, python: str, model: Path, threads: int) -> Peer:
 
 
 class EngineDied(RuntimeError):
-    """The process of an engine ended by itself."""
+    """An engine did not load the model, or its process ended by itself."""
 
 
 class Peer:
     """An engine in its own process; a context manager that ends it.
 
     OpenMP is told to bind its threads to cores: unbound, two of them can share one core of a small
-    virtual machine, and llama.cpp loses most of its speed. specrs pins its own.
+    virtual machine, and llama.cpp loses most of its speed. specrs and OpenVINO pin their own.
     """
 
     def __init__(self, engine: str, variant: str, python: str, model: Path, threads: int) -> None:
@@ -73,20 +89,34 @@ class Peer:
             text=True,
             env=os.environ | pinned,
         )
-        self.description: str = self._answer()
+        patience = Timer(LOAD_SECONDS, self._process.kill)
+        patience.start()
+        try:
+            loaded = self._answer()
+        except EngineDied as error:
+            if patience.finished.is_set():
+                raise EngineDied(f"it took more than {LOAD_SECONDS} s to load") from error
+            raise
+        finally:
+            patience.cancel()
+        if "error" in loaded:
+            raise EngineDied(loaded["error"])
+        self.description: str = loaded["description"]
 
-    def ask(self, request: str, **arguments: Any) -> float:
-        """Send one of `engines.REQUESTS` with its arguments; the number it answers."""
+    def ask(self, request: str, **arguments: Any) -> Any:
+        """Send a request of `engines.main` with its arguments; what it answers."""
+        time.sleep(QUIET_SECONDS)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"ask": request, **arguments}) + "\n")
         self._process.stdin.flush()
-        return float(self._answer())
+        return self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise EngineDied(f"{self.engine} ended with code {self._process.wait()}")
+            code = self._process.wait()
+            raise EngineDied(f"{self.engine} ended with code {code}")
         return json.loads(line)
 
     def __enter__(self) -> Peer:

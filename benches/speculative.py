@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import specrs
-from decode import RESULTS, processor
+from decode import RESULTS
 from derive import drop_layers, widen
+from report import processor
 from specrs.bench import Contestant, Prompt, Results, compare, read_prompts, record, table
 from speculative_peers import llama_cpp_lookup, llama_speculative
 from speculative_plots import plot_acceptance, plot_speedup

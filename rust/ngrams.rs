@@ -103,7 +103,7 @@ impl NgramIndex {
                 Occurrence::First => found.first,
                 Occurrence::MostFrequent => found.best,
             } as usize;
-            return Some((&self.ids[from..end.min(from + k)], n));
+            return Some((&self.ids[from..end.min(from.saturating_add(k))], n));
         }
         None
     }

@@ -5,6 +5,7 @@ mod convert;
 mod drafting;
 mod sampling;
 mod sessions;
+mod text;
 
 use crate::config::Config;
 use crate::error::Error;
@@ -12,16 +13,18 @@ use crate::gguf::GgufFile;
 use crate::layout::ignored_tensors;
 use crate::saved;
 use crate::session::{self, Options};
-use crate::text_stream;
 use crate::tokenizer;
 use attention::{pattern, PyPattern};
-use convert::{metadata_dict, token_ids, ContextOverflow, Count, GgufError};
+use convert::{metadata_dict, ContextOverflow, Count, GgufError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use sessions::{PySession, PySnapshot};
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
+use text::PyTokenizer;
 
 /// How often a long call looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
@@ -29,18 +32,34 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
 /// How often a call looks whether another thread's call on the same session is done.
 const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
+thread_local! {
+    /// Whether this thread runs Python's signal handlers in the middle of a call of ours.
+    static HANDLING_SIGNALS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs `compute` without the GIL; it polls for signals, and an exception raised by a handler stops it.
+///
+/// A handler runs while the interrupted call holds its session and its cores, so a call made by the handler is refused
+/// instead of waiting for ever.
 fn interruptible<T: Send>(
     py: Python<'_>,
     compute: impl FnOnce(&mut dyn FnMut() -> bool) -> crate::error::Result<T> + Send,
 ) -> PyResult<T> {
+    if HANDLING_SIGNALS.get() {
+        return Err(PyRuntimeError::new_err(
+            "a signal handler cannot use specrs while it interrupts a call; set a flag and act on it after the call",
+        ));
+    }
     let mut raised = None;
     let result = py.detach(|| {
         let mut last = Instant::now();
         let mut poll = || {
             if last.elapsed() >= SIGNAL_INTERVAL {
                 last = Instant::now();
-                raised = Python::attach(|py| py.check_signals().err());
+                HANDLING_SIGNALS.set(true);
+                // Nothing to attach to means that the interpreter is shutting down; the call goes on undisturbed.
+                raised = Python::try_attach(|py| py.check_signals().err()).flatten();
+                HANDLING_SIGNALS.set(false);
             }
             raised.is_some()
         };
@@ -122,11 +141,13 @@ impl PyModel {
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        n_ctx: Option<Count>,
-        threads: Option<Count>,
+        n_ctx: Option<&Bound<'_, PyAny>>,
+        threads: Option<&Bound<'_, PyAny>>,
         device: &str,
     ) -> PyResult<Self> {
-        let options = Options { n_ctx: n_ctx.map(|n| n.0), threads: threads.map(|n| n.0), device };
+        let n_ctx = n_ctx.map(|n| Count::named(n, "n_ctx")).transpose()?.map(|n| n.0);
+        let threads = threads.map(|n| Count::named(n, "threads")).transpose()?.map(|n| n.0);
+        let options = Options { n_ctx, threads, device };
         interruptible(py, |poll| {
             let file = GgufFile::open(&path)?;
             // What can be refused is refused before the weights are read.
@@ -209,84 +230,6 @@ impl PyModel {
     }
 }
 
-#[pyclass(frozen, module = "specrs._specrs", name = "Tokenizer")]
-struct PyTokenizer(Arc<tokenizer::Tokenizer>);
-
-#[pymethods]
-impl PyTokenizer {
-    #[getter]
-    fn n_vocab(&self) -> usize {
-        self.0.n_vocab()
-    }
-
-    #[getter]
-    fn bos(&self) -> Option<u32> {
-        self.0.bos()
-    }
-
-    #[getter]
-    fn eos(&self) -> Option<u32> {
-        self.0.eos()
-    }
-
-    #[getter]
-    fn end_ids(&self) -> Vec<u32> {
-        self.0.end_ids().to_vec()
-    }
-
-    #[getter]
-    fn add_bos(&self) -> bool {
-        self.0.add_bos()
-    }
-
-    #[getter]
-    fn chat_template(&self) -> Option<&str> {
-        self.0.chat_template()
-    }
-
-    #[pyo3(signature = (text, *, add_bos=None, parse_special=false))]
-    fn encode(&self, py: Python<'_>, text: &str, add_bos: Option<bool>, parse_special: bool) -> PyResult<Vec<u32>> {
-        Ok(py.detach(|| self.0.encode(text, add_bos, parse_special))?)
-    }
-
-    fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
-        let tokens = token_ids(tokens)?;
-        Ok(py.detach(|| self.0.decode(&tokens))?)
-    }
-
-    fn token(&self, id: Count) -> PyResult<&str> {
-        Ok(self.0.token(id.id())?)
-    }
-
-    fn is_control(&self, id: Count) -> PyResult<bool> {
-        Ok(self.0.is_control(id.id())?)
-    }
-
-    fn is_padding(&self, id: Count) -> PyResult<bool> {
-        Ok(self.0.is_padding(id.id())?)
-    }
-
-    #[pyo3(signature = (*, continuing=false))]
-    fn stream(&self, continuing: bool) -> PyTextStream {
-        let stream = if continuing { text_stream::TextStream::continuing } else { text_stream::TextStream::new };
-        PyTextStream(Mutex::new(stream(self.0.clone())))
-    }
-}
-
-#[pyclass(frozen, module = "specrs._specrs", name = "TextStream")]
-struct PyTextStream(Mutex<text_stream::TextStream>);
-
-#[pymethods]
-impl PyTextStream {
-    fn push(&self, token: Count) -> PyResult<String> {
-        Ok(lock(&self.0).push(token.id())?)
-    }
-
-    fn finish(&self) -> String {
-        lock(&self.0).finish()
-    }
-}
-
 #[pymodule]
 mod _specrs {
     #[pymodule_export]
@@ -294,7 +237,7 @@ mod _specrs {
     #[pymodule_export]
     use super::sampling::PySampler;
     #[pymodule_export]
-    use super::{
-        ContextOverflow, GgufError, PyGgufFile, PyModel, PyPattern, PySession, PySnapshot, PyTextStream, PyTokenizer,
-    };
+    use super::text::{PyTextStream, PyTokenizer};
+    #[pymodule_export]
+    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PyPattern, PySession, PySnapshot};
 }

@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::session::{Model, Session, Span};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -65,12 +65,21 @@ pub fn save(session: &Session, path: &Path) -> Result<()> {
 /// [`Error::Io`] if the file cannot be read; [`Error::Argument`] if it is no session file, of another version, of
 /// another model or device, or damaged; [`Error::ContextOverflow`] if it is longer than the model's context.
 pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
-    let bytes = fs::read(path).map_err(|source| Error::io(path, source))?;
     let refuse = |why: String| Error::Argument(format!("{}: {why}", path.display()));
     let damaged = || refuse("the session file is damaged; save the session again".to_owned());
-    if !bytes.starts_with(MAGIC) {
-        return Err(refuse("this is not a session file of specrs".to_owned()));
+    let foreign = || refuse("this is not a session file of specrs".to_owned());
+    let io = |source| Error::io(path, source);
+    let mut file = File::open(path).map_err(io)?;
+    // Devices and pipes have no end, and a large file of another kind need not be read.
+    if !file.metadata().map_err(io)?.is_file() {
+        return Err(foreign());
     }
+    let mut bytes = Vec::new();
+    Read::by_ref(&mut file).take(MAGIC.len() as u64).read_to_end(&mut bytes).map_err(io)?;
+    if bytes != MAGIC {
+        return Err(foreign());
+    }
+    file.read_to_end(&mut bytes).map_err(io)?;
     let (body, hash) = bytes.split_last_chunk::<8>().ok_or_else(damaged)?;
     let mut reader = Reader { rest: body };
     reader.take::<8>().ok_or_else(damaged)?;

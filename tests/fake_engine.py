@@ -97,6 +97,9 @@ class GgufFile:
             ("output_norm.weight", "F32", (32,), 128),
         ]
 
+    def ignored_tensors(self) -> list[str]:
+        return []
+
 
 class Model:
     """A model whose logits depend on its seed and the last `order` ids alone.
@@ -128,6 +131,8 @@ class Model:
         self.kernels = "toy"
         self.metadata = {"general.architecture": "llama", "general.name": "toy"}
         self.weight_bytes = 1000
+        self.n_ctx_train = self.n_ctx
+        self.passes = (0, 0)
         self.cache_bytes_per_token = 8
         self.tokenizer = Tokenizer(self)
         self.forwards = 0

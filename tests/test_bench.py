@@ -114,12 +114,10 @@ def test_a_widened_model_says_the_same(
     draft = Llama(drop_layers(source, tmp_path / "draft.gguf", (0,)), threads=threads)
     assert draft.metadata["llama.block_count"] == layers - 1
     assert not list(tmp_path.glob("*.partial"))
-    for wrong, message in (
-        (lambda: widen(source, tmp_path / "x", 7), "multiple"),
-        (lambda: drop_layers(source, tmp_path / "x", (99,)), "has layers"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            wrong()
+    with pytest.raises(ValueError, match="must be a multiple of"):
+        widen(source, tmp_path / "x", 7)
+    with pytest.raises(ValueError, match="has layers 0 to"):
+        drop_layers(source, tmp_path / "x", (99,))
 
 
 @pytest.mark.usefixtures("benches")

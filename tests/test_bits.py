@@ -73,6 +73,17 @@ def test_any_split(load: Load, quant: str, lengths: list[int], seed: int) -> Non
     assert_same_bits(in_pieces(model.session(), tokens, lengths), cold(model, tokens))
 
 
+@pytest.mark.parametrize("quant", ["F32", "Q4_0"])
+def test_a_cache_of_two_segments(load: Load, quant: str) -> None:
+    """Beyond 256 positions attention is split: a few rows there run segment by segment."""
+    model = load(quant)
+    tokens = random_ids(model, 330, seed=7)
+    wanted = cold(model, tokens)
+    session = model.session()
+    session.forward(tokens[:250])
+    assert_same_bits(in_pieces(session, tokens[250:], [1, 2, 5, 16]), wanted[250:])
+
+
 @pytest.mark.parametrize("quant", ["F16", "Q4_0", "Q4_K"])
 def test_what_follows_a_fork_or_a_rejected_draft(load: Load, quant: str) -> None:
     model = load(quant)

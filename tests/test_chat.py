@@ -180,6 +180,11 @@ def test_bos_is_there_once_or_not_at_all(
     assert llm.tokenize("hi").count(0) == add_bos
 
 
+# A list of parts with itself among them.
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
 @pytest.mark.parametrize(
     ("messages", "error", "words"),
     [
@@ -190,11 +195,21 @@ def test_bos_is_there_once_or_not_at_all(
         (["hello"], TypeError, r"messages\[0\] must be a dict, not str"),
         ([{"content": "x"}], ValueError, r"messages\[0\] has no \"role\""),
         ([{"role": "user", "content": "x"}, {"role": 5}], ValueError, r"messages\[1\] has no"),
+        ([{"role": "user", "content": None}], TypeError, r"messages\[0\]\[.content.\] .* not None"),
+        ([{"role": "user", "content": 5}], TypeError, r"messages\[0\]\[.content.\] must .* not 5"),
+        ([{"role": "user", "content": "\ud800"}], ValueError, r"messages\[0\] is no valid Unicode"),
+        ([{"role": "user", "content": ENDLESS}], ValueError, r"messages\[0\] contains itself"),
     ],
 )
 def test_malformed_messages(load: Any, messages: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         load(chat_template=CHATML).chat(messages)
+
+
+def test_a_message_that_only_calls_tools_needs_no_text(load: Any) -> None:
+    llm = load(chat_template="{% for m in messages %}{{ m.content or 'hi' }}{% endfor %}")
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
+    assert llm.chat_tokens([calls]) == llm.tokenize("hi")
 
 
 def test_a_file_without_a_template_tells_the_way_out(load: Any) -> None:
@@ -206,3 +221,62 @@ def test_the_template_decides_what_it_refuses(load: Any) -> None:
     llm = load(chat_template="{{ raise_exception('no system role here') }}")
     with pytest.raises(ValueError, match="no system role here"):
         llm.chat([{"role": "system", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'x'.ljust(10**12)",
+        "'x'.rjust(width)",
+        "'x'.center(width)",
+        "'x' | center(width)",
+        "'x'.zfill(width)",
+        "'\t'.expandtabs(width)",
+        "'%0999999999999d' % 1",
+        "'%*d' % (width, 1)",
+        "'%.999999999999f' % 1.5",
+        "'%999999999999s' | format('x')",
+        "'{:>999999999999}'.format('x')",
+        "'{:>{}}'.format('x', width)",
+        "'x' | indent(width)",
+    ],
+)
+def test_huge_widths_are_refused(expression: str) -> None:
+    template = "{% set width = 999999999999 %}{{ " + expression + " }}"
+    with pytest.raises(TemplateError, match="huge"):
+        render(template, [{"role": "user"}], bos_token="", eos_token="")
+
+
+def test_ordinary_widths_and_large_numbers_are_formatted() -> None:
+    template = (
+        "{{ '%3d|%s' % (7, 99999999999) }} {{ '{:>3}|{}'.format(7, 99999999999) }} "
+        "{{ 'x'.ljust(3) }}| {{ 'id 99999999999: %s' | format('x') }} {{ 7 % 4 }}"
+    )
+    text = render(template, [{"role": "user"}], bos_token="", eos_token="")
+    assert text == "  7|99999999999   7|99999999999 x  | id 99999999999: x 3"
+
+
+class HostileSpelling:
+    """A tokenizer whose control token is spelled with the character that marks breaks."""
+
+    n_vocab = 2
+    chat_template = "{{ messages[0].content }}"
+    bos = eos = None
+    add_bos = False
+
+    def is_control(self, _: int) -> bool:
+        return True
+
+    def token(self, index: int) -> str:
+        return ["\ufdd0\ufdd0", "\ufdd0<b>"][index]
+
+    def encode(self, text: str, *, add_bos: bool, parse_special: bool) -> list[int]:
+        return [ord(char) for char in text]
+
+
+@pytest.mark.timeout(10)
+def test_a_spelling_with_the_mark_of_breaks_ends() -> None:
+    ids = ChatFormat(HostileSpelling()).encode(  # type: ignore[arg-type]
+        [{"role": "user", "content": "a\ufdd0\ufdd0<b>"}]
+    )
+    assert ids == [ord(char) for char in "a<b>"]

@@ -171,6 +171,12 @@ def test_settings_out_of_range(load: Loader) -> None:
         DraftModel("model.gguf")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_draft_tokens must be at least 1, not 0"):
         DraftModel(llm, num_draft_tokens=0)
+    with pytest.raises(TypeError, match=r"draft_llm must be a specrs.Llama, not <class"):
+        DraftModel(type(llm))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"num_draft_tokens must be an int, not 1.5"):
+        DraftModel(llm, num_draft_tokens=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="DraftModel: p_min must be a number, not 'x'"):
+        DraftModel(llm, p_min="x")  # type: ignore[arg-type]
     for p_min in (-0.1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="p_min must be from 0 to 1"):
             DraftModel(llm, p_min=p_min)

@@ -261,6 +261,10 @@ def endless(*_: Any) -> Iterator[int]:
         (lambda *_: np.array([1.5, 2.0]), TypeError, "sequence of token ids"),
         (lambda *_: "abc", TypeError, "not 'abc'"),
         (lambda *_: [[3]], TypeError, "sequence of token ids"),
+        (lambda *_: [True], TypeError, r"not \[True\]"),
+        (lambda *_: {3: 4}, TypeError, r"not \{3: 4\}"),
+        (lambda *_: {3}, TypeError, r"not \{3\}"),
+        (lambda *_: b"ab", TypeError, "not b'ab'"),
         (lambda *_: [-1], ValueError, "token -1, outside the vocabulary of 30"),
         (lambda *_: [30], ValueError, "token 30, outside the vocabulary of 30"),
         (lambda *_: [2**70], ValueError, "outside the vocabulary of 30"),
@@ -346,6 +350,17 @@ def test_a_session_changed_from_outside_is_noticed(
     getattr(session, method)(argument)
     with pytest.raises(RuntimeError, match=r"session was changed .* instead of 4"):
         next(events)
+    assert made(run(session)) == plain(model, PROMPT, 20)
+
+
+def test_a_session_swapped_for_one_of_equal_length_is_noticed(model: Model) -> None:
+    session = model.session()
+    events = run(session)
+    next(events)
+    session.reset()
+    session.forward([9] * len(PROMPT))
+    with pytest.raises(RuntimeError, match="session was changed during the generation"):
+        list(events)
     assert made(run(session)) == plain(model, PROMPT, 20)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ class Draft:
         ({"logprobs": -1}, ValueError, "logprobs must be from 0 to 30, .* not -1"),
         ({"logprobs": 31}, ValueError, "logprobs must be from 0 to 30, .* not 31"),
         ({"logprobs": 1.5}, TypeError, "logprobs must be an int or None, not 1.5"),
+        ({"max_tokens": True}, TypeError, "max_tokens must be an int or None, not True"),
+        ({"logprobs": True}, TypeError, "logprobs must be an int or None, not True"),
+        ({"ignore_eos": "no"}, TypeError, "ignore_eos must be True or False, not 'no'"),
+        ({"trace": 1}, TypeError, "trace must be True or False, not 1"),
+        ({"stop": "\ud800"}, ValueError, "stop is no valid Unicode"),
         ({"attention": "sparse"}, ValueError, "attention='sparse'"),
         ({"attention": None}, TypeError, "attention must be"),
         ({"drafter": 5}, TypeError, r"drafter must be an object with a method propose.*not 5"),
@@ -58,7 +64,16 @@ class Draft:
         ({"drafters": Draft()}, TypeError, "unexpected keyword argument 'drafters'"),
         ({"prompt": []}, ValueError, "prompt is empty"),
         ({"prompt": ""}, ValueError, "prompt is empty"),
-        ({"prompt": [1.0]}, TypeError, "prompt must be text or token ids, not list"),
+        ({"prompt": [3, 1.0]}, TypeError, r"prompt\[1\] must be a token id, not 1.0"),
+        ({"prompt": ["hello"]}, TypeError, r"prompt\[0\] must be a token id, not 'hello'"),
+        ({"prompt": [[3]]}, TypeError, r"prompt\[0\] must be a token id, not \[3\]"),
+        ({"prompt": [True]}, TypeError, r"prompt\[0\] must be a token id, not True"),
+        ({"prompt": {3, 4}}, TypeError, "prompt must be text or token ids, not set"),
+        ({"prompt": {3: 4}}, TypeError, "prompt must be text or token ids, not dict"),
+        ({"prompt": memoryview(b"ab")}, TypeError, "token ids, not memoryview"),
+        ({"prompt": "a\ud800"}, ValueError, "prompt is no valid Unicode: character 1 is"),
+        ({"prompt": itertools.repeat(3)}, ContextOverflow, "at least 64 tokens.*context of 64"),
+        ({"prompt": range(10**15)}, ContextOverflow, "has 1000000000000000 tokens"),
         ({"prompt": b"ab"}, TypeError, "prompt must be text or token ids, not bytes"),
         ({"prompt": None}, TypeError, "prompt must be text or token ids, not NoneType"),
         ({"prompt": [3, 30]}, ValueError, r"prompt\[1\] is 30, outside the vocabulary of 30"),
@@ -87,12 +102,32 @@ def test_a_session_of_another_model_is_refused(
         llm.generate(PROMPT, session=other.session())
 
 
+def test_text_that_cannot_be_tokenised(llm: Llama) -> None:
+    with pytest.raises(ValueError, match="text is no valid Unicode: character 1 is the lone surr"):
+        llm.tokenize("a\ud800")
+    with pytest.raises(TypeError, match="text must be text, not b'a'"):
+        llm.tokenize(b"a")  # type: ignore[arg-type]
+
+
 def test_prompt_forms_are_equal(llm: Llama) -> None:
     text = llm.generate("defg", max_tokens=9)
     assert llm.generate(llm.tokenize("defg"), max_tokens=9).tokens == text.tokens
     ids = np.array(llm.tokenize("defg"), np.uint32)
     assert llm.generate(ids, max_tokens=9).tokens == text.tokens  # type: ignore[arg-type]
     assert llm.detokenize(text.tokens) == text.text
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "words"),
+    [
+        ("\ud800.gguf", ValueError, "path is .*ud800.gguf', which no file can be called"),
+        (b"model.gguf", TypeError, "path must be text or a path, not b'model.gguf'"),
+        (5, TypeError, "path must be text or a path, not 5"),
+    ],
+)
+def test_paths_that_are_none(path: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Llama(path)
 
 
 @pytest.mark.parametrize("drafter", [None, PromptLookup()])

@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,6 +209,29 @@ def test_unknown_names_and_missing_files() -> None:
         specrs.pull(5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("", ValueError, "the name of the model is empty; known names are smollm2-135m"),
+        ("/", OSError, "/ is no regular file; give the path of a .gguf file"),
+        (b"model.gguf", TypeError, "name must be text or a path, not b'model.gguf'"),
+        ("\ud800.gguf", ValueError, "which no file can be called"),
+    ],
+)
+def test_what_is_no_file_is_refused(name: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        specrs.pull(name)
+
+
+def test_an_unusable_cache_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECRS_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OSError, match=r"file/cache, cannot be written to .* variable SPECRS_CACHE"):
+        specrs.pull("smollm2-135m")
+
+
 def test_hub_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"hf:owner/repo/file\.gguf"):
         specrs.pull("hf:owner/file.gguf")
@@ -235,3 +259,12 @@ def test_the_cache_is_the_platforms_unless_chosen(
     assert models.cache_folder() == tmp_path
     monkeypatch.delenv("SPECRS_CACHE")
     assert models.cache_folder().name == "specrs"
+
+
+def test_an_environment_without_pip_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPECRS_CACHE", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OSError, match=r"lacks.*ensurepip"):
+        models.pull("smollm2-135m")

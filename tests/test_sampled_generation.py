@@ -13,16 +13,19 @@ import pytest
 
 from fake_engine import Scripted, toy_llama
 from specrs import (
+    Chain,
     Drafter,
     DraftModel,
     FixedLength,
     Llama,
     PromptLookup,
     Sampling,
+    SuffixDecoding,
 )
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 LONG = 40
+FOUR = FixedLength(4)  # whether drafting pays on a toy is no question here
 
 
 def uneven(tokens: Sequence[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -87,8 +90,10 @@ def drafters(truth: list[int], *models: Llama) -> Iterator[Drafter]:
     yield Hostile(truth, 1)
     yield Hostile(truth, 2)
     yield PromptLookup()
+    yield SuffixDecoding()
     for model in models:
         yield DraftModel(model)
+        yield Chain(PromptLookup(), DraftModel(model))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
@@ -100,9 +105,9 @@ def test_no_drafter_and_no_length_changes_text_or_logprobs(
     truth = PROMPT + plain.tokens
     accepted = 0
     for drafter in drafters(truth, twin, other):
-        for k in (1, 3, 8):
+        for length in (None, FixedLength(1), FixedLength(3), FixedLength(8)):
             out = llm.generate(
-                PROMPT, sampling=sampling, drafter=drafter, draft_length=FixedLength(k), **options
+                PROMPT, sampling=sampling, drafter=drafter, draft_length=length, **options
             )
             assert out.tokens == plain.tokens
             assert out.text == plain.text
@@ -131,7 +136,7 @@ def test_a_draft_model_draws_with_the_noise_of_the_target(
             ignore_eos=True,
             sampling=sampling,
             drafter=drafter,
-            draft_length=FixedLength(4),
+            draft_length=FOUR,
         )
         assert out.stats.acceptance_rate == 1
         assert out.stats.forward_calls < 9  # an end token, which is ignored here, ends a draft
@@ -142,7 +147,8 @@ def test_draft_models_of_two_generations_do_not_mix(llm: Llama, twin: Llama) -> 
     settings = [SAMPLINGS["penalties"], SAMPLINGS["seed 1"], SAMPLINGS["greedy"]]
     options: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True}
     alone = [llm.generate(PROMPT, sampling=s, **options).tokens for s in settings]
-    streams = [llm.stream(PROMPT, sampling=s, drafter=drafter, **options) for s in settings]
+    drafting: dict[str, Any] = {"drafter": drafter, "draft_length": FOUR, **options}
+    streams = [llm.stream(PROMPT, sampling=s, **drafting) for s in settings]
     together: list[list[int]] = [[], [], []]
     for _ in range(2 * LONG):
         for stream, tokens in zip(streams, together, strict=True):
@@ -172,7 +178,12 @@ def test_penalties_count_the_tokens_of_the_same_draft(
     assert (plain.tokens == [5] * 30) == repeats
     for drafter in (Scripted([5] * 100), Scripted([3, 4, *plain.tokens]), PromptLookup()):
         out = llm.generate(
-            [3, 4], max_tokens=30, ignore_eos=True, sampling=sampling, drafter=drafter
+            [3, 4],
+            max_tokens=30,
+            ignore_eos=True,
+            sampling=sampling,
+            drafter=drafter,
+            draft_length=FOUR,
         )
         assert out.tokens == plain.tokens
         assert out.stats.num_drafts > 0
@@ -254,7 +265,8 @@ def test_a_processor_sees_every_position_once_with_its_history(llm: Llama, twin:
     expected_rows, rows = rows, []
     assert expected == [PROMPT + plain.tokens[:i] for i in range(LONG)]
     for drafter in drafters(PROMPT + plain.tokens, twin):
-        llm.generate(PROMPT, max_tokens=LONG, sampling=sampling, ignore_eos=True, drafter=drafter)
+        drafting: dict[str, Any] = {"drafter": drafter, "draft_length": FOUR}
+        llm.generate(PROMPT, max_tokens=LONG, sampling=sampling, ignore_eos=True, **drafting)
         assert (seen, rows) == (expected, expected_rows)
         seen, rows = [], []
 
@@ -347,9 +359,10 @@ def test_chunks_carry_the_logprobs_of_their_tokens(llm: Llama) -> None:
     out = llm.generate(PROMPT, max_tokens=LONG, logprobs=1, ignore_eos=True)
     end = out.tokens[13]
     place = out.tokens.index(end)
-    drafter = Scripted(PROMPT + out.tokens)
+    drafting: dict[str, Any] = {"drafter": Scripted(PROMPT + out.tokens), "draft_length": FOUR}
     stop = llm.detokenize([end])
-    chunks = list(llm.stream(PROMPT, logprobs=1, drafter=drafter, stop=stop, ignore_eos=True))
+    chunks = list(llm.stream(PROMPT, logprobs=1, stop=stop, ignore_eos=True, **drafting))
+    assert {chunk.from_draft for chunk in chunks} == {True, False}
     for chunk in chunks:
         assert chunk.logprobs is not None
         assert [entry.token for entry in chunk.logprobs] == chunk.tokens
@@ -373,7 +386,7 @@ def test_the_engine_gives_the_same_bits_to_every_draft(
         for drafter in drafters(prompt + plain.tokens, reference):
             if isinstance(drafter, Scripted) and drafter.script[0] == 29:
                 continue
-            out = llm.generate(prompt, max_tokens=60, drafter=drafter, **options)
+            out = llm.generate(prompt, max_tokens=60, drafter=drafter, draft_length=FOUR, **options)
             assert out.tokens == plain.tokens
             assert out.logprobs == plain.logprobs
             assert out.stats.num_drafts > 0

@@ -51,6 +51,29 @@ def test_saving_keeps_every_bit(model: Model, tmp_path: Path, length: int) -> No
         )
 
 
+def test_rejected_positions_are_not_saved(model: Model, tmp_path: Path) -> None:
+    tokens = random_ids(model, 90)
+    files = []
+    for draft in ([], random_ids(model, 20, seed=3)):
+        session = model.session()
+        session.forward(tokens)
+        if draft:
+            session.forward(draft)
+            session.truncate(len(tokens))
+        session.save(tmp_path / "a.session")
+        files.append((tmp_path / "a.session").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_a_session_of_another_configuration_is_refused(
+    saved: Path, tiny: Callable[..., Path]
+) -> None:
+    """The same weights under another rotation are another model."""
+    other = Model(tiny(quant="Q4_0", n_ctx=N_CTX, rope_base=20000.0))
+    with pytest.raises(ValueError, match=r"another model.*evaluate its tokens again"):
+        other.load_session(saved)
+
+
 def test_saving_replaces_a_file(model: Model, saved: Path) -> None:
     session = model.session()
     session.forward([5])

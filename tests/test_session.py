@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from bits import assert_same_bits, cold, random_ids
 from specrs._specrs import ContextOverflow, Model, Session, Snapshot
+from specrs.generate import room
 
 N_CTX = 160  # two and a half cache blocks of 64 positions
 
@@ -302,3 +303,14 @@ def test_native_objects_are_made_only_where_they_belong() -> None:
     for native in (Session, Snapshot):
         with pytest.raises(TypeError):
             native()
+
+
+def test_a_larger_context_is_advised_only_where_there_is_one(tiny: Callable[..., Path]) -> None:
+    for n_ctx, advised in ((None, False), (100, True)):
+        model = Model(tiny(quant="Q4_0"), n_ctx=n_ctx)
+        with pytest.raises(ContextOverflow) as caught:
+            model.session().forward(random_ids(model, model.n_ctx + 1))
+        assert ("larger n_ctx" in str(caught.value)) == advised
+        with pytest.raises(ContextOverflow) as caught:
+            room(model.n_ctx, model.n_ctx, None, model.n_ctx_train)
+        assert ("larger n_ctx" in str(caught.value)) == advised

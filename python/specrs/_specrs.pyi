@@ -230,10 +230,10 @@ class Sampler:
     def __new__(
         cls,
         *,
-        prompt_tokens: int = 0,
+        prompt_tokens: int = ...,
         seed: int = 0,
         temperature: float = 0.0,
-        top_k: int = 0,
+        top_k: int = ...,
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
@@ -276,7 +276,7 @@ class NgramIndex:
         """Length of the history."""
     def clear(self) -> None:
         """Forget the history."""
-    def extend(self, tokens: TokenIds) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Append to the history."""
     def propose(self, k: int) -> tuple[list[int], int]:
         """Up to `k` ids that followed the longest final n-gram which occurred before, and its size."""
@@ -288,7 +288,7 @@ class SuffixTree:
     def __new__(cls, depth: int) -> SuffixTree: ...
     def __len__(self) -> int:
         """Ids of all texts."""
-    def add(self, tokens: TokenIds) -> None:
+    def add(self, tokens: Sequence[int]) -> None:
         """Add a text."""
 
 @final
@@ -300,7 +300,7 @@ class SuffixIndex:
         """Length of the history."""
     def clear(self) -> None:
         """Forget the history."""
-    def extend(self, tokens: TokenIds) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Append to the history."""
     def propose(self, k: int, min_probability: float) -> tuple[list[int], int, float]:
         """The guess of up to `k` ids with the most right ones to expect.

@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
-from operator import index, mul
+from operator import mul
 
+from .arguments import checked_positive, checked_share
 from .costs import ForwardCost, MeasuredCost
 from .drafters import Draft
 from .length import Outcome
@@ -102,9 +103,8 @@ class AdaptiveLength:
         max_length: int = 24,
         exploration: float = 0.01,
     ) -> None:
-        if index(max_length) < 1:
-            raise ValueError(f"AdaptiveLength: max_length must be at least 1, not {max_length}")
-        if not 0 <= exploration < 1:
+        max_length = checked_positive("AdaptiveLength: max_length", max_length)
+        if checked_share("AdaptiveLength: exploration", exploration) == 1:
             raise ValueError(f"AdaptiveLength: exploration must be from 0 to 1, not {exploration}")
         if cost is not None and not callable(cost):
             raise TypeError(f"AdaptiveLength: cost must be a function of rows, not {cost!r}")

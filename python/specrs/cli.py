@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import os
 import sys
 from collections import defaultdict
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -81,6 +84,8 @@ def inspect(
     print("\nTensors")
     for kind, sizes in sorted(counts.items(), key=lambda item: -sum(item[1])):
         print(f"  {kind:<7}{len(sizes):>6}  {_bytes(sum(sizes)):>10}")
+    if ignored := header.ignored_tensors():
+        print(f"  not used: {_shortened(ignored)}")
     llm = specrs.Llama(file, **_given(n_ctx=n_ctx, threads=threads))
     cache = llm.cache_bytes_per_token * llm.n_ctx
     print("\nMemory")
@@ -135,7 +140,8 @@ def generate(
     )
     if seed == "random":
         sampling = replace(sampling, seed=None)
-    loading = _given(n_ctx=n_ctx, threads=threads, device=device)
+    computing = _given(threads=threads, device=device)  # of a draft model too
+    loading = _given(n_ctx=n_ctx) | computing
     lookup = _given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
     small = _given(p_min=p_min)
     either = _given(num_draft_tokens=num_draft_tokens)
@@ -147,22 +153,28 @@ def generate(
         raise ValueError("--p-min needs --draft-model")
     if either and not (drafter or draft_model):
         raise ValueError("--num-draft-tokens needs --drafter or --draft-model")
+    if draft_length is not None and not (drafter or draft_model):
+        raise ValueError("--draft-length needs --drafter or --draft-model")
+    length = None if draft_length is None else specrs.FixedLength(draft_length)
+    if max_tokens is not None and max_tokens < 0:
+        raise ValueError(f"--max-tokens must be 0 or more, not {max_tokens}")
+    path = specrs.pull(model)
+    text = _stdin() if prompt is None else prompt
     chosen: specrs.Drafter | None = None
     if drafter is DrafterName.prompt_lookup:
         chosen = specrs.PromptLookup(**lookup, **either)
     elif drafter:
         chosen = specrs.SuffixDecoding(**either)
     elif draft_model:
-        draft_llm = specrs.Llama(specrs.pull(draft_model), **loading)
+        draft_llm = specrs.Llama(specrs.pull(draft_model), **computing)
         chosen = specrs.DraftModel(draft_llm, **small, **either)
 
-    llm = specrs.Llama(specrs.pull(model), **loading)
-    text = sys.stdin.read() if prompt is None else prompt
+    llm = specrs.Llama(path, **loading)
     options = _given(
         max_tokens=max_tokens,
         stop=stop,
         drafter=chosen,
-        draft_length=None if draft_length is None else specrs.FixedLength(draft_length),
+        draft_length=length,
     )
     options |= {"sampling": sampling, "ignore_eos": ignore_eos}
     if chat:
@@ -273,14 +285,15 @@ def bench(
 
     from .bench import Contestant, compare, read_prompts, record, table
 
-    loading = _given(n_ctx=n_ctx, threads=threads, device=device)
+    computing = _given(threads=threads, device=device)  # of a draft model too
+    loading = _given(n_ctx=n_ctx) | computing
     llm = specrs.Llama(specrs.pull(model), **loading)
     contestants = {
         "PromptLookup": Contestant(specrs.PromptLookup()),
         "SuffixDecoding": Contestant(specrs.SuffixDecoding()),
     }
     if draft_model:
-        small = specrs.Llama(specrs.pull(draft_model), **loading)
+        small = specrs.Llama(specrs.pull(draft_model), **computing)
         contestants["DraftModel"] = Contestant(specrs.DraftModel(small))
     chosen = read_prompts(llm, prompts, limit)
     print(f"{llm.path.name}, {llm.kernels}, {llm.threads} threads, {len(chosen)} prompts")
@@ -327,6 +340,21 @@ def _summary(stats: specrs.Stats) -> str:
     return ", ".join([*parts, prompt])
 
 
+def _stdin() -> str:
+    """Read the prompt from standard input."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; give the prompt with --prompt")
+    try:
+        text = sys.stdin.read()
+        text.encode()  # some locales let any byte pass, as a surrogate
+    except UnicodeError as error:
+        raise ValueError(
+            f"standard input is not UTF-8 text ({error}); convert it, or set PYTHONIOENCODING to "
+            f"its encoding"
+        ) from None
+    return text
+
+
 def _seed(text: str) -> int | None:
     """Read --seed; None for a fresh one."""
     if text == "random":
@@ -369,6 +397,11 @@ def _shortened(value: Any, limit: int = 70) -> str:
 
 def main() -> None:
     """Run the command line: a user's mistake is one line on stderr and exit code 2."""
+    if sys.stderr is None:  # closed; print() would take stdout in its place
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as we live
+    if sys.stdout is None:
+        sys.exit(_mistake("standard output is closed; there is nowhere to write the result"))
+    _write_any_text(sys.stdout)
     try:
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -376,7 +409,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader had enough
         sys.stderr.close()
         code = 1
-    except (NotImplementedError, OSError, ValueError) as error:
+    except OSError as error:
+        # Without the "[Errno 2]" of str(error).
+        known = error.filename is not None and error.strerror is not None
+        code = _mistake(f"{error.filename}: {error.strerror}" if known else str(error))
+    except (NotImplementedError, ValueError) as error:
         code = _mistake(str(error))
     except Exception as error:
         # Every usage error of the parser can word itself; anything else is a fault of ours.
@@ -385,6 +422,13 @@ def main() -> None:
             raise
         code = _mistake(wording())
     sys.exit(code)
+
+
+def _write_any_text(stream: TextIO) -> None:
+    """Let no text fail on a stream of some other encoding, nor paths that are no text on UTF-8."""
+    if isinstance(stream, io.TextIOWrapper):
+        utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+        stream.reconfigure(errors="surrogateescape" if utf8 else "replace")
 
 
 def _mistake(message: str) -> int:

@@ -6,9 +6,9 @@ import math
 import threading
 from collections.abc import Sequence
 from copy import copy
-from operator import index
 from typing import TYPE_CHECKING
 
+from .arguments import checked_positive, checked_share
 from .drafters import Follower, LanguageModel
 from .sampling import Sampling
 
@@ -33,17 +33,11 @@ class DraftModel:
     def __init__(
         self, draft_llm: LanguageModel, num_draft_tokens: int = 8, p_min: float = 0.0
     ) -> None:
-        if not hasattr(draft_llm, "session"):
+        if isinstance(draft_llm, type) or not hasattr(draft_llm, "session"):
             raise TypeError(f"DraftModel: draft_llm must be a specrs.Llama, not {draft_llm!r}")
-        if index(num_draft_tokens) < 1:
-            raise ValueError(
-                f"DraftModel: num_draft_tokens must be at least 1, not {num_draft_tokens}"
-            )
-        if not 0 <= p_min <= 1:
-            raise ValueError(f"DraftModel: p_min must be from 0 to 1, not {p_min}")
         self.draft_llm = draft_llm
-        self.num_draft_tokens = num_draft_tokens
-        self.p_min = p_min
+        self.num_draft_tokens = checked_positive("DraftModel: num_draft_tokens", num_draft_tokens)
+        self.p_min = checked_share("DraftModel: p_min", p_min)
         self._lock = threading.Lock()
         self._session = draft_llm.session()
         self._follower = Follower()  # its ids are those of the session

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from ._specrs import NgramIndex, SuffixIndex
+from .arguments import checked_int, checked_positive
 
 if TYPE_CHECKING:
     from ._specrs import Session, Tokenizer
@@ -80,7 +80,9 @@ class Follower:
 
     A history is recognised by its list object: one that was seen before is taken to have changed at
     its end only, by growing or by being cut. So following a generation costs a call the new ids
-    alone; any other history is compared in full.
+    alone; any other history is compared in full. The assumption is checked for the last `TAIL`
+    known ids: ids changed in place before these go unnoticed, and what is proposed then rests on
+    the old ones. That can cost a generation speed, never correctness.
     """
 
     # Ids at the end of the known part that are compared even in a list that was seen before: they
@@ -152,8 +154,11 @@ class PromptLookup(IndexedDrafter):
     The longest n-gram that has an earlier occurrence decides, and nothing beyond the end of the
     history is proposed. The method is prompt lookup decoding (Saxena, 2023).
 
+    A list that comes back is taken to have changed at its end only, by growing or by being cut, as
+    the list of a generation does. After changing ids further back in place, pass a copy.
+
     Args:
-        max_ngram_size: Longest n-gram looked for.
+        max_ngram_size: Longest n-gram looked for, at most 64: each size has an index of its own.
         min_ngram_size: Shortest n-gram that may decide; larger values propose less and hit more
             often.
         num_draft_tokens: Most tokens proposed at once.
@@ -165,6 +170,8 @@ class PromptLookup(IndexedDrafter):
     [3, 4]
     """
 
+    LONGEST_NGRAM = 64
+
     def __init__(
         self,
         max_ngram_size: int = 3,
@@ -174,25 +181,24 @@ class PromptLookup(IndexedDrafter):
         occurrence: Occurrence = "last",
         min_hits: int = 1,
     ) -> None:
-        if not 1 <= index(min_ngram_size) <= index(max_ngram_size):
+        self.max_ngram_size = checked_int("PromptLookup: max_ngram_size", max_ngram_size)
+        self.min_ngram_size = checked_int("PromptLookup: min_ngram_size", min_ngram_size)
+        if not 1 <= self.min_ngram_size <= self.max_ngram_size <= self.LONGEST_NGRAM:
             raise ValueError(
-                f"PromptLookup: 1 <= min_ngram_size <= max_ngram_size is needed, "
-                f"not {min_ngram_size} and {max_ngram_size}"
+                f"PromptLookup: 1 <= min_ngram_size <= max_ngram_size <= {self.LONGEST_NGRAM} is "
+                f"needed, not {min_ngram_size} and {max_ngram_size}"
             )
-        for name, value in (("num_draft_tokens", num_draft_tokens), ("min_hits", min_hits)):
-            if index(value) < 1:
-                raise ValueError(f"PromptLookup: {name} must be at least 1, not {value}")
+        self.num_draft_tokens = checked_positive("PromptLookup: num_draft_tokens", num_draft_tokens)
+        self.min_hits = checked_positive("PromptLookup: min_hits", min_hits)
         if occurrence not in ("last", "first", "most_frequent"):
             raise ValueError(
                 "PromptLookup: occurrence must be 'last', 'first' or 'most_frequent', "
                 f"not {occurrence!r}"
             )
-        self.max_ngram_size = max_ngram_size
-        self.min_ngram_size = min_ngram_size
-        self.num_draft_tokens = num_draft_tokens
         self.occurrence = occurrence
-        self.min_hits = min_hits
-        self._ngrams = NgramIndex(min_ngram_size, max_ngram_size, occurrence, min_hits)
+        self._ngrams = NgramIndex(
+            self.min_ngram_size, self.max_ngram_size, occurrence, self.min_hits
+        )
         super().__init__(self._ngrams)
 
     def propose(self, tokens: Sequence[int], k: int) -> Draft:

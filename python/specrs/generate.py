@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from operator import index
 from reprlib import repr as shortened
 from time import perf_counter
 from typing import Literal
 
 from ._specrs import ContextOverflow, Session
+from .arguments import NO_TOKEN_IDS, checked_int
 from .attention import Attention, reusable
 from .drafters import Draft, Drafter, common_prefix
 from .length import LengthPolicy
@@ -58,26 +58,36 @@ class Step:
         return self.draft_seconds + self.verify_seconds
 
 
-def room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None) -> int:
-    """Return how many tokens may follow `prompt`.
+def room(
+    prompt_tokens: int,
+    n_ctx: int,
+    max_tokens: int | None,
+    n_ctx_train: int | None = None,
+    *,
+    more: bool = False,
+) -> int:
+    """Return how many tokens may follow a prompt of so many tokens, or `more`.
+
+    The context holds `n_ctx`, at most `n_ctx_train`.
 
     Raises ValueError for an empty prompt or a negative limit, ContextOverflow if not even one token
     fits.
     """
-    if not prompt:
+    if not prompt_tokens:
         raise ValueError("the prompt is empty; give at least one token")
-    if len(prompt) >= n_ctx:
+    if prompt_tokens >= n_ctx:
         error = ContextOverflow(
-            f"the prompt has {len(prompt)} tokens, which leaves no room for a reply in a context "
-            f"of {n_ctx}; shorten the prompt or load the model with a larger n_ctx"
+            f"the prompt has {'at least ' if more else ''}{prompt_tokens} tokens, which leaves no "
+            f"room for a reply in a context of {n_ctx}; shorten the prompt"
+            + (" or load the model with a larger n_ctx" if n_ctx < (n_ctx_train or n_ctx) else "")
         )
-        error.needed, error.n_ctx = len(prompt) + 1, n_ctx
+        error.needed, error.n_ctx = prompt_tokens + 1, n_ctx
         raise error
     if max_tokens is None:
-        return n_ctx - len(prompt)
+        return n_ctx - prompt_tokens
     if max_tokens < 0:
         raise ValueError(f"max_tokens must be 0 or more, not {max_tokens}; None is no limit")
-    return min(max_tokens, n_ctx - len(prompt))
+    return min(max_tokens, n_ctx - prompt_tokens)
 
 
 def steps(
@@ -98,7 +108,8 @@ def steps(
 
     Whenever this yields, ends or is closed, the session holds every token but the last one. What
     the session already shares with the prompt is not evaluated again. The session belongs to the
-    generation until it ends: another one on it meanwhile is a RuntimeError.
+    generation until it ends: another one on it meanwhile is a RuntimeError, and so is changing it
+    otherwise: noticed at the next step if its length differs, else in place of the last step.
 
     Args:
         session: Where the tokens are evaluated; left as it was if nothing is to be generated.
@@ -114,7 +125,7 @@ def steps(
             looks at everything; None is everything.
         logprobs: How many of the most likely tokens to tell with every new one; None tells nothing.
     """
-    limit = len(prompt) + room(prompt, n_ctx, max_tokens)
+    limit = len(prompt) + room(len(prompt), n_ctx, max_tokens)
     tokens = list(prompt)
     if len(tokens) == limit:
         return
@@ -167,13 +178,18 @@ def steps(
                 matched=draft.matched,
                 logprobs=None if picker.logprobs is None else picker.logprobs[: len(made)],
             )
-            length.update(step)
+            _asked(length, "update", step)
+            if finish_reason is not None and session.tokens != tokens[:-1]:
+                # Once at the end: it takes as long as the text is.
+                raise RuntimeError(_CHANGED)
             yield step
             if len(session) != len(tokens) - 1:
                 raise RuntimeError(
-                    f"the session was changed during the generation: it holds {len(session)} "
-                    f"tokens instead of {len(tokens) - 1}; use session.fork() for other work"
+                    f"{_CHANGED}; it holds {len(session)} tokens instead of {len(tokens) - 1}"
                 )
+
+
+_CHANGED = "the session was changed during the generation; use session.fork() for other work"
 
 
 def propose(
@@ -183,14 +199,33 @@ def propose(
     if drafter is None or room <= 0:
         return Draft()
     for member in getattr(drafter, "members", [drafter]):
-        k = min(index(length.next(type(member).__name__)), room)
-        if k <= 0:
+        k = min(_asked_number(length, "next", type(member).__name__), room)
+        if k == 0:
             continue
         draft = _checked_proposal(member, tokens, k, n_vocab)
-        del draft[max(0, index(length.keep(draft))) :]
+        del draft[_asked_number(length, "keep", draft) :]
         if draft:
             return draft
     return Draft()
+
+
+def _asked(length: LengthPolicy, method: str, argument: object) -> object:
+    """Call a method of the user's policy."""
+    try:
+        return getattr(length, method)(argument)
+    except Exception as error:
+        raise RuntimeError(
+            f"draft_length: {type(length).__name__}.{method}() failed: {error!r}"
+        ) from error
+
+
+def _asked_number(length: LengthPolicy, method: str, argument: object) -> int:
+    """Ask the user's policy for a number of tokens."""
+    name = f"draft_length: what {type(length).__name__}.{method}() returns"
+    number = checked_int(name, _asked(length, method, argument))
+    if number < 0:
+        raise ValueError(f"{name} must be 0 or more, not {number}")
+    return number
 
 
 def _checked_proposal(drafter: Drafter, tokens: list[int], k: int, n_vocab: int) -> Draft:
@@ -205,10 +240,12 @@ def _checked_proposal(drafter: Drafter, tokens: list[int], k: int, n_vocab: int)
     if len(tokens) != known:
         raise RuntimeError(f"drafter {name} changed the history it was given; it may only read it")
     try:
+        if isinstance(proposal, NO_TOKEN_IDS):
+            raise TypeError
         draft = Draft(
-            map(index, islice(proposal, k + 1)),
+            (checked_int("token", token) for token in islice(proposal, k + 1)),
             drafter=name,
-            matched=index(getattr(proposal, "matched", 0)),
+            matched=checked_int("matched", getattr(proposal, "matched", 0)),
         )
     except TypeError:
         raise TypeError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import index
 from typing import Protocol, runtime_checkable
 
+from .arguments import checked_int
 from .drafters import Draft
 
 
@@ -62,7 +62,7 @@ class FixedLength:
     k: int
 
     def __post_init__(self) -> None:
-        if index(self.k) < 1:
+        if checked_int("FixedLength: k", self.k) < 1:
             raise ValueError(
                 f"FixedLength: k must be at least 1, not {self.k}; pass no drafter for none"
             )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
-from operator import index
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ._specrs import Model, Session, Tokenizer
 from .adaptive import AdaptiveLength
+from .arguments import NO_TOKEN_IDS, checked_bool, checked_int, checked_path, checked_text
 from .attention import Attention
 from .attention import check as check_attention
 from .chat import ChatFormat, Message
@@ -129,7 +130,8 @@ class Llama:
     Args:
         path: The file; of a split one, any part.
         n_ctx: Positions of a session; None is what the file says.
-        threads: CPU threads; None is the physical cores this process may use.
+        threads: CPU threads; None is the physical cores this process may use. With the devices of
+            candle it decides, and the attribute `threads` says nothing.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
     Raises OSError if the file cannot be read, GgufError if it is malformed or not supported, and
@@ -147,7 +149,7 @@ class Llama:
         threads: int | None = None,
         device: str = "cpu",
     ) -> None:
-        self.path = Path(path)
+        self.path: Path = checked_path("path", path)
         self._model = Model(path, n_ctx=n_ctx, threads=threads, device=device)
         self.tokenizer: Tokenizer = self._model.tokenizer
         self.n_ctx = self._model.n_ctx
@@ -158,6 +160,14 @@ class Llama:
         self.weight_bytes = self._model.weight_bytes
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
         self._cost = MeasuredCost()  # of forwards, learned by all generations together
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Passes over the weights so far, and how many of them ran on fewer than `threads` threads.
+
+        That happens while other processes hold the cores; it changes the speed, never a bit.
+        """
+        return self._model.passes
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -179,6 +189,7 @@ class Llama:
             parse_special: Whether the spelling of a control token becomes that token. Never for
                 text that comes from users.
         """
+        text = checked_text("text", text)
         return self.tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
@@ -234,18 +245,21 @@ class Llama:
         """Generate after `prompt`, chunk by chunk. All arguments are checked before any work.
 
         Args:
-            prompt: Text, or token ids.
+            prompt: Text, or token ids in any iterable that has an order.
             max_tokens: Most tokens to generate; None goes on until the context is full.
             sampling: How each token is chosen; greedily by default.
             drafter: Who guesses ahead, such as `PromptLookup()`; None decodes plainly. The result
-                is the same, only the speed differs.
+                is the same, only the speed differs; but on the candle devices rows of logits are
+                not equal to the bit, and text can differ where two tokens are nearly as likely.
             draft_length: How far to guess; None is `AdaptiveLength()`: as far as it pays.
             stop: Text or texts before which the result ends.
             ignore_eos: Go on after the model's own end tokens.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
             session: Continue here: what it shares with the prompt is not evaluated again, and it
-                holds prompt and result afterwards, without the last token. None is a new one.
+                holds prompt and result afterwards, without the last token. It must not be used
+                for anything else meanwhile: a RuntimeError says so, at once if its length changed,
+                or else in place of the last chunk. None is a new one.
             attention: What the prompt looks at: "dense" for everything, "auto" for the pattern
                 that pays on long prompts, or a pattern of `specrs.attention`. Generated tokens
                 always look at everything.
@@ -256,14 +270,14 @@ class Llama:
         """
         ids = self._prompt_ids(prompt)
         if max_tokens is not None:
-            max_tokens = _checked_index("max_tokens", max_tokens)
-        nothing_to_do = room(ids, self.n_ctx, max_tokens) == 0
+            max_tokens = checked_int("max_tokens", max_tokens, "an int or None")
+        nothing_to_do = room(len(ids), self.n_ctx, max_tokens, self._model.n_ctx_train) == 0
         stops = _checked_stop(stop)
         _require("sampling", sampling, Sampling)
         sampling.check_vocabulary(self.n_vocab)
         sampling = sampling.seeded()
         if logprobs is not None:
-            logprobs = _checked_index("logprobs", logprobs)
+            logprobs = checked_int("logprobs", logprobs, "an int or None")
             if not 0 <= logprobs <= self.n_vocab:
                 raise ValueError(
                     f"logprobs must be from 0 to {self.n_vocab}, the size of the vocabulary, "
@@ -273,7 +287,11 @@ class Llama:
         self._model.check_attention(pattern)
         length = self._checked_drafting(drafter, draft_length)
         session = self._checked_session(session)
-        end_ids = frozenset() if ignore_eos else frozenset(self.tokenizer.end_ids)
+        end_ids = (
+            frozenset()
+            if checked_bool("ignore_eos", ignore_eos)
+            else frozenset(self.tokenizer.end_ids)
+        )
         writer = TextWriter(self.tokenizer.stream(continuing=True), stops, end_ids)
         events = steps(
             session,
@@ -292,27 +310,28 @@ class Llama:
             events,
             writer,
             stats=Stats(len(ids), seed=sampling.seed if sampling.temperature > 0 else None),
-            trace=Trace(ids) if trace else None,
+            trace=Trace(ids) if checked_bool("trace", trace) else None,
             finish_reason="length" if nothing_to_do else None,
             has_logprobs=logprobs is not None,
         )
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenize(prompt)
-        try:
-            if isinstance(prompt, (bytes, bytearray)):
-                raise TypeError
-            ids = [index(token) for token in prompt]
-        except TypeError:
-            raise TypeError(
-                f"prompt must be text or token ids, not {type(prompt).__name__}"
-            ) from None
-        for i, token in enumerate(ids):
+            return self.tokenize(checked_text("prompt", prompt))
+        if isinstance(prompt, NO_TOKEN_IDS) or not isinstance(prompt, Iterable):
+            raise TypeError(f"prompt must be text or token ids, not {type(prompt).__name__}")
+        if isinstance(prompt, Sized):  # too many need not be read
+            room(len(prompt), self.n_ctx, None, self._model.n_ctx_train)
+        ids = []
+        for i, token in enumerate(islice(prompt, self.n_ctx)):
+            token = checked_int(f"prompt[{i}]", token, "a token id")
             if not 0 <= token < self.n_vocab:
                 raise ValueError(
                     f"prompt[{i}] is {token}, outside the vocabulary of {self.n_vocab}"
                 )
+            ids.append(token)
+        if len(ids) == self.n_ctx:  # of an iterator that may have no end
+            room(self.n_ctx, self.n_ctx, None, self._model.n_ctx_train, more=True)
         return ids
 
     def _checked_drafting(
@@ -363,17 +382,10 @@ def _require(name: str, value: object, wanted: type) -> None:
         raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")
 
 
-def _checked_index(name: str, value: int) -> int:
-    try:
-        return index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int or None, not {value!r}") from None
-
-
 def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops: Any = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
         raise TypeError(f"stop must be text or a sequence of texts, not {stop!r}")
     if "" in stops:
         raise ValueError("stop must not contain an empty text: it would end everything at once")
-    return tuple(stops)
+    return tuple(checked_text("stop", text) for text in stops)

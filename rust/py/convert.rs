@@ -6,7 +6,7 @@ use numpy::PyReadonlyArray1;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 
 create_exception!(specrs._specrs, GgufError, PyValueError, "The model file is malformed, or not supported.");
 create_exception!(specrs._specrs, ContextOverflow, PyValueError, "More positions are needed than the context holds.");
@@ -43,10 +43,22 @@ fn system_message(error: &std::io::Error) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
-/// A number of things: an integer that is not negative.
+/// A number of things: an integer, not a bool, that is not negative.
 pub struct Count(pub usize);
 
 impl Count {
+    /// The argument `name`, which errors name.
+    pub fn named(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
+        let index = integer(object).map_err(|_| {
+            let text = object.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+            PyTypeError::new_err(format!("{name} must be an integer, not {text}"))
+        })?;
+        index.extract().map(Self).map_err(|_| {
+            let largest = usize::MAX;
+            PyValueError::new_err(format!("{name} is out of range: {index}; it must be from 0 to {largest}"))
+        })
+    }
+
     /// The number as a token id; one too large for any vocabulary stays so.
     pub fn id(&self) -> u32 {
         u32::try_from(self.0).unwrap_or(u32::MAX)
@@ -57,34 +69,40 @@ impl<'py> FromPyObject<'_, 'py> for Count {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let index = object.call_method0("__index__").map_err(|_| {
-            let text = object.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
-            PyTypeError::new_err(format!("an integer is needed, not {text}"))
-        })?;
-        index.extract().map(Self).map_err(|_| {
-            PyValueError::new_err(format!("{index} is out of range: a number from 0 to {} is needed", usize::MAX))
-        })
+        Self::named(&object, "the number")
     }
+}
+
+/// The value of an integer of any type, numpy's included; a bool is a mistake, not a number.
+fn integer<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if object.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err("a bool"));
+    }
+    object.call_method0("__index__")
 }
 
 /// Token ids from a numpy array of integers or a sequence of ints.
 pub fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    if let Ok(array) = tokens.extract::<PyReadonlyArray1<'_, u32>>() {
-        return Ok(array.as_array().to_vec());
+    if !(tokens.is_instance_of::<PyList>() || tokens.is_instance_of::<PyTuple>()) {
+        // Imported here, where a failure is an exception: the first use in the numpy crate would panic.
+        tokens.py().import("numpy")?;
+        if let Ok(array) = tokens.extract::<PyReadonlyArray1<'_, u32>>() {
+            return Ok(array.as_array().to_vec());
+        }
     }
-    if tokens.extract::<&str>().is_ok() {
-        return Err(PyTypeError::new_err("token ids must be integers, but this is a str; tokenize it first"));
-    }
-    if !tokens.hasattr("__getitem__")? || tokens.hasattr("keys")? {
+    let text = tokens.is_instance_of::<PyString>();
+    let bytes = tokens.is_instance_of::<PyBytes>() || tokens.is_instance_of::<PyByteArray>();
+    if text || bytes || !tokens.hasattr("__getitem__")? || tokens.hasattr("keys")? {
         let kind = tokens.get_type().name()?;
-        return Err(PyTypeError::new_err(format!("token ids must be a sequence of integers, not {kind}")));
+        let hint = if text { "; tokenize it first" } else { "" };
+        return Err(PyTypeError::new_err(format!("token ids must be a sequence of integers, not {kind}{hint}")));
     }
     tokens.try_iter()?.enumerate().map(|(i, item)| token_id(&item?, i)).collect()
 }
 
 /// The id `item` at index `i`.
 fn token_id(item: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
-    let index = item.call_method0("__index__").map_err(|_| {
+    let index = integer(item).map_err(|_| {
         let text = item.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
         PyTypeError::new_err(format!("token ids must be integers, but the one at index {i} is {text}"))
     })?;

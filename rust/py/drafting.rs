@@ -1,6 +1,6 @@
-//! The indexes that drafters look things up in.
+//! The indexes that drafters look things up in. Tokens come as lists here: the quickest way for a few of them.
 
-use super::convert::{token_ids, Count};
+use super::convert::Count;
 use super::lock;
 use crate::ngrams::{self, Occurrence};
 use crate::suffix::{self, SuffixTree};
@@ -49,10 +49,8 @@ impl PyNgramIndex {
         lock(&self.0).clear();
     }
 
-    fn extend(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
-        let tokens = token_ids(tokens)?;
+    fn extend(&self, py: Python<'_>, tokens: Vec<u32>) {
         py.detach(|| lock(&self.0).extend(&tokens));
-        Ok(())
     }
 
     fn propose(&self, k: Count) -> (Vec<u32>, usize) {
@@ -74,14 +72,12 @@ impl PySuffixTree {
         self.0.read().unwrap_or_else(PoisonError::into_inner).text().len()
     }
 
-    fn add(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
-        let tokens = token_ids(tokens)?;
+    fn add(&self, py: Python<'_>, tokens: Vec<u32>) {
         py.detach(|| {
             let mut tree = self.0.write().unwrap_or_else(PoisonError::into_inner);
             tokens.iter().for_each(|&id| tree.push(id));
             tree.end_sequence();
         });
-        Ok(())
     }
 }
 
@@ -105,10 +101,8 @@ impl PySuffixIndex {
         lock(&self.0).clear();
     }
 
-    fn extend(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
-        let tokens = token_ids(tokens)?;
+    fn extend(&self, py: Python<'_>, tokens: Vec<u32>) {
         py.detach(|| lock(&self.0).extend(&tokens));
-        Ok(())
     }
 
     fn propose(&self, py: Python<'_>, k: Count, min_probability: f32) -> (Vec<u32>, usize, f32) {

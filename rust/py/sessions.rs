@@ -46,6 +46,8 @@ impl PySession {
         tokens: &Bound<'py, PyAny>,
         positions: Option<usize>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
+        py.import("numpy")?;
         let tokens = token_ids(tokens)?;
         let positions = positions.unwrap_or(tokens.len());
         let (logits, n_vocab) = interruptible(py, |poll| {

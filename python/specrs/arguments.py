@@ -1,0 +1,74 @@
+"""Checks of arguments: what is not meant becomes an error that names the argument."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Set
+from numbers import Real
+from operator import index
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
+
+# They can be iterated over, but never are a sequence of token ids: without an order, or of bytes.
+NO_TOKEN_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)
+
+
+def checked_int(name: str, value: Any, wanted: str = "an int") -> int:
+    """Return `value` as an int; TypeError for anything but an integer, bool included."""
+    if not isinstance(value, bool):
+        try:
+            return index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} must be {wanted}, not {shortened(value)}")
+
+
+def checked_positive(name: str, value: Any) -> int:
+    """Return `value` as an int; TypeError as above, ValueError below 1."""
+    number = checked_int(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {number}")
+    return number
+
+
+def checked_share(name: str, value: Any) -> float:
+    """Return `value`, a number from 0 to 1; TypeError or ValueError for anything else."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, not {shortened(value)}")
+    share = float(value)
+    if not 0 <= share <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, not {value}")
+    return share
+
+
+def checked_bool(name: str, value: Any) -> bool:
+    """Return `value`; TypeError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {shortened(value)}")
+    return value
+
+
+def checked_text(name: str, text: Any) -> str:
+    """Return `text`; ValueError if it holds half of a surrogate pair, which UTF-8 cannot say."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be text, not {shortened(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is no valid Unicode: character {error.start} is the lone surrogate "
+            f"{text[error.start]!r}; replace it, or decode the bytes with errors='replace'"
+        ) from None
+    return text
+
+
+def checked_path(name: str, path: Any) -> Path:
+    """Return `path`; TypeError unless it is text or a path, ValueError if no file can have it."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"{name} must be text or a path, not {shortened(path)}")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is {os.fspath(path)!r}, which no file can be called") from None
+    return Path(path)

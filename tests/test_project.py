@@ -41,6 +41,7 @@ PYTHON_ORDER = [
     "llama",
     "bench",
     "__init__",
+    "inspection",
     "cli",
     "__main__",
 ]

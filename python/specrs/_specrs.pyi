@@ -141,7 +141,7 @@ class Session:
         tokens: TokenIds,
         *,
         attention: object = None,
-        positions: int = 1,
+        positions: int = ...,
         progress: Callable[[int, int], object] | None = None,
         prompt_length: int | None = None,
         kept: npt.NDArray[np.uint32] | None = None,

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
 from time import perf_counter
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ._specrs import Pattern as _Native
 from ._specrs import Session
-from .fidelity import Report, buckets, differences
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from .fidelity import Report
 
 BLOCK = 64
 """Positions in a block."""
@@ -125,6 +127,8 @@ class Custom(Pattern):
     mask: npt.NDArray[np.bool_] = field(compare=False)
 
     def __post_init__(self) -> None:
+        import numpy as np
+
         mask = np.asarray(self.mask)
         if mask.ndim != 2 or mask.shape[0] != mask.shape[1] or not mask.size:
             raise ValueError(
@@ -293,6 +297,10 @@ def compare(
     Raises ValueError for "dense", an empty prompt, or a pattern the device cannot run;
     ContextOverflow if prompt and new tokens do not fit.
     """
+    import numpy as np
+
+    from .fidelity import Report, buckets, differences
+
     attention = check(pattern)
     if attention is None:
         raise ValueError("there is nothing to compare: attention='dense' is the exact prefill")

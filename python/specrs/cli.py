@@ -16,6 +16,8 @@ import typer
 
 import specrs
 
+from .inspection import readable_bytes, shortened
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -74,23 +76,23 @@ def inspect(
     from ._specrs import GgufFile
 
     header = GgufFile(file)
-    print(f"{file}: GGUF v{header.version}, {_bytes(header.size)}")
+    print(f"{file}: GGUF v{header.version}, {readable_bytes(header.size)}")
     print("\nMetadata")
     for key, value in header.metadata.items():
-        print(f"  {key} = {_shortened(value)}")
+        print(f"  {key} = {shortened(value)}")
     counts: dict[str, list[int]] = defaultdict(list)
     for _, kind, _, size in header.tensors:
         counts[kind].append(size)
     print("\nTensors")
     for kind, sizes in sorted(counts.items(), key=lambda item: -sum(item[1])):
-        print(f"  {kind:<7}{len(sizes):>6}  {_bytes(sum(sizes)):>10}")
+        print(f"  {kind:<7}{len(sizes):>6}  {readable_bytes(sum(sizes)):>10}")
     if ignored := header.ignored_tensors():
-        print(f"  not used: {_shortened(ignored)}")
+        print(f"  not used: {shortened(ignored)}")
     llm = specrs.Llama(file, **_given(n_ctx=n_ctx, threads=threads))
     cache = llm.cache_bytes_per_token * llm.n_ctx
     print("\nMemory")
-    print(f"  weights           {_bytes(llm.weight_bytes):>10}")
-    print(f"  KV cache, at most {_bytes(cache):>10}  ({llm.n_ctx:,} positions)")
+    print(f"  weights           {readable_bytes(llm.weight_bytes):>10}")
+    print(f"  KV cache, at most {readable_bytes(cache):>10}  ({llm.n_ctx:,} positions)")
     print(f"\nKernels: {llm.kernels}, {llm.threads} threads")
 
 
@@ -380,19 +382,6 @@ def _biases(texts: list[str] | None) -> dict[int, float] | None:
 def _given(**options: Any) -> dict[str, Any]:
     """Keep the options the user gave; the library knows the defaults of the others."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _bytes(n: int) -> str:
-    return f"{n / 1e6:,.1f} MB" if n >= 100_000 else f"{n:,} B"
-
-
-def _shortened(value: Any, limit: int = 70) -> str:
-    """Show a metadata value in one line: long lists by their beginning and length."""
-    if isinstance(value, (list, tuple)) and len(value) > 4:
-        start = ", ".join(_shortened(item, 20) for item in value[:4])
-        return f"[{start}, …] ({len(value):,})"
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def main() -> None:

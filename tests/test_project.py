@@ -41,7 +41,7 @@ PYTHON_ORDER = [
     "llama",
     "bench",
     "__init__",
-    "inspection",
+    "display",
     "cli",
     "__main__",
 ]

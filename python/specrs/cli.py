@@ -16,7 +16,7 @@ import typer
 
 import specrs
 
-from .inspection import readable_bytes, shortened
+from .display import readable_bytes, shortened, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -186,7 +186,7 @@ def generate(
     for chunk in stream:
         print(chunk.text, end="", flush=True)
     print()
-    print(_summary(stream.stats), file=sys.stderr)
+    print(summary(stream.stats), file=sys.stderr)
 
 
 # Most of the reply stands in the prompt already: the kind of task prompt lookup is for.
@@ -223,8 +223,8 @@ def demo(
 
     same = plain[0] == drafted[0]
     before, after = plain[1].tokens_per_second, drafted[1].tokens_per_second
-    out.print(f"plain:       {_summary(plain[1])}")
-    out.print(f"speculative: {_summary(drafted[1])}")
+    out.print(f"plain:       {summary(plain[1])}")
+    out.print(f"speculative: {summary(drafted[1])}")
     out.print(f"speed-up: {after / before if before else 1:.2f}x")
     out.print(f"identical: {'yes' if same else 'NO'} ({len(plain[0])} tokens)")
     if not same:
@@ -324,22 +324,6 @@ def _show(out: Console, stream: specrs.Stream) -> tuple[list[int], specrs.Stats]
         out.print(Text(chunk.text, "green" if chunk.from_draft else ""), end="")
     out.print("\n")
     return tokens, stream.stats
-
-
-def _summary(stats: specrs.Stats) -> str:
-    """Put the figures of a generation in one line."""
-    parts = [
-        f"{stats.tokens_generated} tokens",
-        f"{stats.tokens_per_second:.1f} tokens/s",
-        f"{stats.tokens_per_call:.2f} per forward",
-    ]
-    if stats.num_drafts:
-        kept, of = stats.num_accepted_tokens, stats.num_draft_tokens
-        parts.append(f"{kept} of {of} drafted accepted ({stats.acceptance_rate:.0%})")
-    if stats.seed is not None:
-        parts.append(f"seed {stats.seed}")
-    prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
-    return ", ".join([*parts, prompt])
 
 
 def _stdin() -> str:

@@ -1,0 +1,37 @@
+"""How the command line writes what it found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .stats import Stats
+
+
+def readable_bytes(n: int) -> str:
+    """Write a number of bytes, large ones in MB."""
+    return f"{n / 1e6:,.1f} MB" if n >= 100_000 else f"{n:,} B"
+
+
+def shortened(value: Any, limit: int = 70) -> str:
+    """Show a metadata value in one line: long lists by their beginning and length."""
+    if isinstance(value, (list, tuple)) and len(value) > 4:
+        start = ", ".join(shortened(item, 20) for item in value[:4])
+        return f"[{start}, …] ({len(value):,})"
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def summary(stats: Stats) -> str:
+    """Put the figures of a generation in one line."""
+    parts = [
+        f"{stats.tokens_generated} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"{stats.tokens_per_call:.2f} per forward",
+    ]
+    if stats.num_drafts:
+        kept, of = stats.num_accepted_tokens, stats.num_draft_tokens
+        parts.append(f"{kept} of {of} drafted accepted ({stats.acceptance_rate:.0%})")
+    if stats.seed is not None:
+        parts.append(f"seed {stats.seed}")
+    prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
+    return ", ".join([*parts, prompt])

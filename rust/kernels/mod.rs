@@ -19,12 +19,15 @@ use half::f16;
 use layout::{GroupScale, Rows, Tile, TILE};
 use vector::SoftmaxState;
 
+/// See [`scalar::multiply_f16`].
+type MultiplyF16 = unsafe fn(usize, &[f32], &[f16], usize, &mut [f32], bool);
+
 /// One instruction set's kernels. The functions are documented in [`scalar`] and [`vector`].
 #[derive(Clone, Copy)]
 pub struct Kernels {
     name: &'static str,
     dot: unsafe fn(&Tile<'_>, &Rows<'_>, &mut [[f32; TILE]]),
-    multiply_f16: unsafe fn(usize, &[f32], &[f16], usize, &mut [f32], bool),
+    multiply_f16: MultiplyF16,
     to_f16: unsafe fn(&[f32], &mut [f16]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),

@@ -19,7 +19,7 @@ const PANEL: usize = 64;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
     let depth = b.len() / columns;
-    assert!(columns % TILE == 0 && b.len() == depth * columns);
+    assert!(columns.is_multiple_of(TILE) && b.len() == depth * columns);
     assert!(a.len() >= count * depth && c.len() >= count * columns);
     for n in (0..columns).step_by(4 * TILE) {
         match (columns - n) / TILE {

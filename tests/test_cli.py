@@ -17,7 +17,7 @@ import pytest
 
 import fake_engine
 import specrs
-from specrs import cli
+from specrs import cli, display
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -218,7 +218,7 @@ def test_text_that_the_terminal_cannot_show_fails_nothing(
 ) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(cli, "_shortened", lambda *_: "…\udcff")
+    monkeypatch.setattr(cli, "shortened", lambda *_: "…\udcff")
     run("inspect", toy)
     out.flush()
     written = out.buffer.getvalue()
@@ -270,8 +270,8 @@ def test_inspect(toy: Path, run: Run) -> None:
 
 
 def test_long_metadata_is_shortened() -> None:
-    assert cli._shortened(["a", "b", "c", "d", "e"]) == "['a', 'b', 'c', 'd', …] (5)"
-    assert len(cli._shortened("x" * 500)) == 70
+    assert display.shortened(["a", "b", "c", "d", "e"]) == "['a', 'b', 'c', 'd', …] (5)"
+    assert len(display.shortened("x" * 500)) == 70
 
 
 def test_pull_prints_the_path(toy: Path, run: Run) -> None:

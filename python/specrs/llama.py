@@ -260,9 +260,10 @@ class Llama:
                 holds prompt and result afterwards, without the last token. It must not be used
                 for anything else meanwhile: a RuntimeError says so, at once if its length changed,
                 or else in place of the last chunk. None is a new one.
-            attention: What the prompt looks at: "dense" for everything, "auto" for the pattern
-                that pays on long prompts, or a pattern of `specrs.attention`. Generated tokens
-                always look at everything.
+            attention: What the prompt looks at: "dense" for everything, a pattern of
+                `specrs.attention`, or "auto" for one of them chosen for long prompts. What a
+                pattern changes depends on the text: `specrs.attention.compare` measures it.
+                Generated tokens always look at everything.
             trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that

@@ -7,7 +7,7 @@
 mod measured;
 
 use _specrs::blocks::GgmlType;
-use _specrs::kernels::layout::{quant_bytes, scale_bytes, GroupScale, Rows, Tile, GROUP, TILE};
+use _specrs::kernels::layout::{quant_bytes, scale_bytes, interleaved, ActivationGroup, Rows, Tiles, GROUP, TILE};
 use _specrs::kernels::Kernels;
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use measured::median_seconds;
@@ -42,9 +42,9 @@ fn weights(count: usize) -> Vec<u8> {
 }
 
 /// One tile of `dtype` whose bytes start at `memory[at]`.
-fn tile(dtype: GgmlType, memory: &[u8], at: usize) -> Tile<'_> {
+fn tile(dtype: GgmlType, memory: &[u8], at: usize) -> Tiles<'_> {
     let (quants, scales) = memory[at..][..tile_bytes(dtype)].split_at(GROUPS * quant_bytes(dtype));
-    Tile { dtype, groups: GROUPS, quants, scales }
+    Tiles { dtype, count: 1, groups: GROUPS, quants, scales }
 }
 
 /// Bytes of a tile, a multiple of the cache line.
@@ -54,22 +54,27 @@ fn tile_bytes(dtype: GgmlType) -> usize {
 
 /// Quantised activations of one call.
 struct Input {
+    count: usize,
     values: Vec<f32>,
-    quants: Vec<i8>,
-    scales: Vec<GroupScale>,
+    quantised: Vec<ActivationGroup>,
 }
 
 impl Input {
-    fn new(kernels: &Kernels, rows: usize) -> Self {
-        let values: Vec<f32> = (0..rows * COLUMNS).map(|i| (i * 37 % 201) as f32 / 100.0 - 1.0).collect();
-        let mut quants = vec![0; values.len()];
-        let mut scales = vec![GroupScale::default(); values.len() / GROUP];
-        kernels.quantize(&values, &mut quants, &mut scales);
-        Self { values, quants, scales }
+    fn new(kernels: &Kernels, count: usize) -> Self {
+        let values: Vec<f32> = (0..count * COLUMNS).map(|i| (i * 37 % 201) as f32 / 100.0 - 1.0).collect();
+        let mut quantised = vec![ActivationGroup::default(); values.len() / GROUP];
+        kernels.quantize(&values, &mut quantised);
+        Self { count, values, quantised }
     }
 
     fn rows(&self) -> Rows<'_> {
-        Rows { groups: GROUPS, values: &self.values, quants: &self.quants, scales: &self.scales }
+        Rows {
+            count: self.count,
+            groups: GROUPS,
+            interleaved: interleaved(self.count),
+            values: &self.values,
+            quantised: &self.quantised,
+        }
     }
 }
 

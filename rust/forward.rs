@@ -14,11 +14,12 @@ use crate::kernels::layout::{GROUP, TILE};
 use crate::kernels::shared::Shared;
 use crate::kernels::vector::SoftmaxState;
 use crate::kernels::Kernels;
-use crate::matmul::{for_each_tile, Activations};
+use crate::matmul::{multiply, Activations, RESULTS};
 use crate::pattern::{Prompt, Selection};
 use crate::threads::Worker;
 use crate::weights::{Layer, Matrix, Weights};
 use half::f16;
+use output::output_rows;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -31,6 +32,13 @@ pub struct Decoder {
     pub kernels: Kernels,
     /// The packed weights.
     pub weights: Weights,
+}
+
+impl Decoder {
+    /// Whether the outputs of an attention head are whole groups of activations.
+    fn heads_are_groups(&self) -> bool {
+        self.config.head_dim.is_multiple_of(GROUP)
+    }
 }
 
 /// Intermediate results of a pass, reused from one to the next.
@@ -47,10 +55,8 @@ pub struct Buffers {
     output: Activations,
     /// Attention output.
     attended: Activations,
-    /// Activated feed-forward values, first the gate.
+    /// Activated feed-forward values.
     hidden: Activations,
-    /// The feed-forward layer's other input projection.
-    up: Shared<f32>,
 }
 
 impl Buffers {
@@ -64,7 +70,6 @@ impl Buffers {
             output: Activations::new(2 * rows, config.n_embd),
             attended: Activations::new(rows, config.n_head * config.head_dim),
             hidden: Activations::new(rows, config.n_ff),
-            up: Shared::zeroed(rows * config.n_ff),
         }
     }
 }
@@ -112,7 +117,7 @@ impl Pass {
     /// Plans a pass over `rows`; those of one sequence stand together and in order.
     pub fn new(
         decoder: Arc<Decoder>,
-        buffers: Buffers,
+        mut buffers: Buffers,
         rows: Vec<Row>,
         sequences: Vec<Vec<Arc<Page>>>,
         prompts: Vec<Option<Prompt>>,
@@ -153,6 +158,10 @@ impl Pass {
             && units.iter().any(|unit| unit.segments > 1);
         let width = config.head_dim.next_multiple_of(16);
         let partials = split.then(|| (Shared::zeroed(partial), Shared::zeroed(partial * width)));
+        buffers.normed.reset(rows.len());
+        buffers.attended.reset(rows.len());
+        buffers.hidden.reset(rows.len());
+        buffers.output.reset(output_rows(&decoder) * wanted.len());
         let logits = Shared::zeroed(wanted.len() * config.n_vocab);
         let stopped = AtomicBool::new(false);
         Self { buffers, rows, sequences, prompts, wanted, angles, units, partials, logits, stopped, decoder }
@@ -186,8 +195,10 @@ impl Pass {
             if self.stopped.load(Ordering::Relaxed) {
                 return;
             }
-            self.quantize_attended(worker);
-            worker.barrier();
+            if !self.decoder.heads_are_groups() {
+                self.quantize_attended(worker);
+                worker.barrier();
+            }
             self.add_product(worker, &layer.attn_output, &self.buffers.attended, &mut local);
             worker.barrier();
             self.norm(worker, &layer.ffn_norm);
@@ -220,24 +231,26 @@ impl Pass {
         for row in worker.share(self.rows.len(), 1) {
             let x = self.buffers.x.read(self.residual(row));
             kernels.rms_norm(x, gain, config.rms_eps, normed.values(row, 0..config.n_embd));
-            normed.quantize(kernels, row, 0..normed.groups());
+            normed.quantize(kernels, row);
         }
     }
 
     /// Queries, keys and values.
     fn project(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
         let width: usize = layer.qkv.iter().map(|m| m.rows).sum();
-        let share = worker.share(layer.qkv.iter().map(Matrix::tiles).sum(), 1);
-        let (mut first_tile, mut first_column) = (0, 0);
-        for matrix in &layer.qkv {
-            let own = |at: usize| at.clamp(first_tile, first_tile + matrix.tiles()) - first_tile;
-            let tiles = own(share.start)..own(share.end);
-            self.multiply(matrix, tiles, &self.buffers.normed, self.rows.len(), local, |row, columns, values| {
-                let at = row * width + first_column;
-                put(values, self.buffers.qkv.write(at + columns.start..at + columns.end));
-            });
-            first_tile += matrix.tiles();
-            first_column += matrix.rows;
+        let count = layer.qkv.iter().map(Matrix::tile_count).sum();
+        while let Some(share) = worker.claim(count, self.step(1)) {
+            let (mut first_tile, mut first_column) = (0, 0);
+            for matrix in &layer.qkv {
+                let own = |at: usize| at.clamp(first_tile, first_tile + matrix.tile_count()) - first_tile;
+                let tiles = own(share.start)..own(share.end);
+                self.multiply(matrix, tiles, &self.buffers.normed, local, |row, columns, values| {
+                    let at = row * width + first_column;
+                    put(values, self.buffers.qkv.write(at + columns.start..at + columns.end));
+                });
+                first_tile += matrix.tile_count();
+                first_column += matrix.rows;
+            }
         }
     }
 
@@ -275,68 +288,79 @@ impl Pass {
         self.decoder.kernels.rope(head, cos, sin);
     }
 
+    /// Quantises the attention output, where heads did not do it themselves.
     fn quantize_attended(&self, worker: &Worker<'_>) {
-        let attended = &self.buffers.attended;
-        let groups = attended.groups();
-        for unit in worker.share(self.rows.len() * groups, 1) {
-            let g = unit % groups;
-            attended.quantize(&self.decoder.kernels, unit / groups, g..g + 1);
+        for row in worker.share(self.rows.len(), 1) {
+            self.buffers.attended.quantize(&self.decoder.kernels, row);
         }
     }
 
-    /// The gated half of the feed-forward layer; a worker quantises the columns it computed.
+    /// The gated half of the feed-forward layer. A worker activates and quantises what it computed while that is in
+    /// its cache.
     fn activate(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
         let Decoder { config, kernels, .. } = &*self.decoder;
-        let Buffers { normed, hidden, up, .. } = &self.buffers;
+        let Buffers { normed, hidden, .. } = &self.buffers;
         let rows = self.rows.len();
-        let tiles = worker.share(layer.ffn_gate.tiles(), GROUP / TILE);
-        self.multiply(&layer.ffn_gate, tiles.clone(), normed, rows, local, |row, columns, values| {
-            put(values, hidden.values(row, columns));
-        });
-        self.multiply(&layer.ffn_up, tiles.clone(), normed, rows, local, |row, columns, values| {
-            let at = row * config.n_ff;
-            put(values, up.write(at + columns.start..at + columns.end));
-        });
-        let columns = tiles.start * TILE..config.n_ff.min(tiles.end * TILE);
-        for row in 0..rows {
-            let at = row * config.n_ff;
-            kernels.swiglu(hidden.values(row, columns.clone()), up.read(at + columns.start..at + columns.end));
-            hidden.quantize(kernels, row, columns.start / GROUP..columns.end.div_ceil(GROUP));
+        let step = (RESULTS / rows).max(1).next_multiple_of(GROUP / TILE);
+        while let Some(share) = worker.claim(layer.ffn_gate.tile_count(), self.step(GROUP / TILE)) {
+            for first in share.clone().step_by(step) {
+                let tiles = first..share.end.min(first + step);
+                // Whole groups; columns past the last one of the layer stay zero.
+                let width = (tiles.len() * TILE).next_multiple_of(GROUP);
+                let mut products = std::mem::take(&mut local.hidden);
+                for (matrix, products) in [&layer.ffn_gate, &layer.ffn_up].into_iter().zip(&mut products) {
+                    products.clear();
+                    products.resize(rows * width, 0.0);
+                    self.multiply(matrix, tiles.clone(), normed, local, |row, columns, values| {
+                        let at = row * width + columns.start - first * TILE;
+                        put(values, &mut products[at..at + columns.len()]);
+                    });
+                }
+                let [gate, up] = &mut products;
+                kernels.swiglu(gate, up);
+                for (row, values) in gate.chunks_exact(width).enumerate() {
+                    if layer.ffn_down.dtype.is_float() {
+                        let columns = first * TILE..config.n_ff.min(tiles.end * TILE);
+                        hidden.values(row, columns.clone()).copy_from_slice(&values[..columns.len()]);
+                    }
+                    hidden.put(kernels, row, first * TILE / GROUP, values);
+                }
+                local.hidden = products;
+            }
         }
     }
 
     /// Adds the product of `matrix` and `input` to the residual stream.
     fn add_product(&self, worker: &Worker<'_>, matrix: &Matrix, input: &Activations, local: &mut Local) {
-        let tiles = worker.share(matrix.tiles(), 1);
-        self.multiply(matrix, tiles, input, self.rows.len(), local, |row, columns, values| {
-            let at = self.residual(row).start;
-            add(values, self.buffers.x.write(at + columns.start..at + columns.end));
-        });
+        while let Some(tiles) = worker.claim(matrix.tile_count(), self.step(1)) {
+            self.multiply(matrix, tiles, input, local, |row, columns, values| {
+                let at = self.residual(row).start;
+                add(values, self.buffers.x.write(at + columns.start..at + columns.end));
+            });
+        }
     }
 
-    /// Multiplies some tiles with the first `rows` rows of `input`: `sink(row, columns, values)`; the last tile may have
-    /// fewer columns than values.
+    /// Tiles that are worth a claim of their own, a multiple of `least`: the fewer rows, the more.
+    fn step(&self, least: usize) -> usize {
+        (CLAIM / self.rows.len()).max(1).next_multiple_of(least)
+    }
+
+    /// Multiplies some tiles with all rows of `input`: `sink(row, columns, values)`; the last tile may have fewer columns
+    /// than values.
     fn multiply(
         &self,
         matrix: &Matrix,
         tiles: Range<usize>,
         input: &Activations,
-        rows: usize,
         local: &mut Local,
-        mut sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
+        sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
     ) {
-        if rows == 0 {
-            return;
-        }
-        let input = input.rows(rows);
-        for_each_tile(&self.decoder.kernels, matrix, tiles, input, &mut local.tile, |first, tile, results| {
-            let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
-            for (i, values) in results.iter().enumerate() {
-                sink(first + i, columns.clone(), values);
-            }
-        });
+        multiply(&self.decoder.kernels, matrix, tiles, &input.rows(), &mut local.results, sink);
     }
 }
+
+/// Products of a tile and a row that are worth a claim of their own.
+const CLAIM: usize = 16;
 
 /// Stores the results of a tile; whole ones, nearly all, as one fixed-size copy instead of a call.
 fn put(values: &[f32; TILE], to: &mut [f32]) {
@@ -357,7 +381,9 @@ fn add(values: &[f32; TILE], to: &mut [f32]) {
 /// A worker's own memory.
 #[derive(Default)]
 struct Local {
-    tile: Vec<[f32; TILE]>,
+    results: Vec<[f32; TILE]>,
+    /// Gate and up projections of some columns, `[rows][columns]`.
+    hidden: [Vec<f32>; 2],
     floats: Vec<f32>,
     halves: Vec<f16>,
     queries: Vec<f32>,

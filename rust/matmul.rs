@@ -3,18 +3,18 @@
 //! Activations are quantised once per forward row, whatever the number of rows; a tile of weights is read and
 //! unpacked once for all rows. Threads share out tiles, never columns, so a result never depends on them.
 
-use crate::kernels::layout::{GroupScale, Rows, GROUP, TILE};
+use crate::kernels::layout::{interleaved, ActivationGroup, Rows, GROUP, INTERLEAVED, TILE};
 use crate::kernels::shared::Shared;
 use crate::kernels::Kernels;
 use crate::weights::Matrix;
 use std::ops::Range;
 
-/// Rows of activations, ready for [`for_each_tile`].
+/// Rows of activations, ready for [`multiply`].
 pub struct Activations {
+    rows: usize,
     groups: usize,
     values: Shared<f32>,
-    quants: Shared<i8>,
-    scales: Shared<GroupScale>,
+    quantised: Shared<ActivationGroup>,
 }
 
 impl Activations {
@@ -22,11 +22,16 @@ impl Activations {
     pub fn new(rows: usize, columns: usize) -> Self {
         let groups = columns.div_ceil(GROUP);
         Self {
+            rows,
             groups,
             values: Shared::zeroed(rows * groups * GROUP),
-            quants: Shared::zeroed(rows * groups * GROUP),
-            scales: Shared::zeroed(rows * groups),
+            quantised: Shared::zeroed(rows.next_multiple_of(interleaved(rows)) * groups),
         }
+    }
+
+    /// Lays the buffer out for `rows` rows, no more than there is room for.
+    pub fn reset(&mut self, rows: usize) {
+        self.rows = rows;
     }
 
     /// Groups of 32 columns in a row.
@@ -43,61 +48,93 @@ impl Activations {
         self.values.write(at + columns.start..at + columns.end)
     }
 
-    /// Quantises groups of one row, whose values are complete.
-    pub fn quantize(&self, kernels: &Kernels, row: usize, groups: Range<usize>) {
-        let groups = row * self.groups + groups.start..row * self.groups + groups.end;
-        let columns = groups.start * GROUP..groups.end * GROUP;
-        kernels.quantize(self.values.read(columns.clone()), self.quants.write(columns), self.scales.write(groups));
+    /// Quantises one row, whose values are complete.
+    pub fn quantize(&self, kernels: &Kernels, row: usize) {
+        let width = self.groups * GROUP;
+        self.put(kernels, row, 0, self.values.read(row * width..(row + 1) * width));
+    }
+
+    /// Quantises `values`, whole groups, as the groups of one row from `first` on.
+    pub fn put(&self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
+        let mut groups = [ActivationGroup::default(); QUANTISED];
+        for (i, values) in values.chunks(QUANTISED * GROUP).enumerate() {
+            let groups = &mut groups[..values.len() / GROUP];
+            kernels.quantize(values, groups);
+            for (g, group) in (first + i * QUANTISED..).zip(groups) {
+                let at = self.at(row, g);
+                self.quantised.write(at..at + 1)[0] = *group;
+            }
+        }
     }
 
     /// Makes row `to` of what quantising took off row `row`; the two together have twice the bits.
     pub fn quantize_rest(&self, kernels: &Kernels, row: usize, to: usize) {
         let width = self.groups * GROUP;
         let values = self.values.read(row * width..(row + 1) * width);
-        let quants = self.quants.read(row * width..(row + 1) * width);
-        let scales = self.scales.read(row * self.groups..(row + 1) * self.groups);
         let rest = self.values(to, 0..width);
-        for (i, rest) in rest.iter_mut().enumerate() {
-            *rest = f32::from(quants[i]).mul_add(-scales[i / GROUP].scale, values[i]);
+        for (g, (rest, values)) in rest.chunks_exact_mut(GROUP).zip(values.chunks_exact(GROUP)).enumerate() {
+            let at = self.at(row, g);
+            let group = &self.quantised.read(at..at + 1)[0];
+            for ((rest, value), &quant) in rest.iter_mut().zip(values).zip(&group.quants) {
+                *rest = f32::from(quant).mul_add(-group.scale, *value);
+            }
         }
-        self.quantize(kernels, to, 0..self.groups);
+        self.quantize(kernels, to);
     }
 
-    /// The first `rows` rows.
-    pub fn rows(&self, rows: usize) -> Rows<'_> {
-        let groups = rows * self.groups;
+    /// The rows.
+    pub fn rows(&self) -> Rows<'_> {
         Rows {
+            count: self.rows,
             groups: self.groups,
-            values: self.values.read(0..groups * GROUP),
-            quants: self.quants.read(0..groups * GROUP),
-            scales: self.scales.read(0..groups),
+            interleaved: interleaved(self.rows),
+            values: self.values.read(0..self.rows * self.groups * GROUP),
+            quantised: self.quantised.read(0..self.quantised.len()),
         }
+    }
+
+    /// See [`Rows::at`].
+    fn at(&self, row: usize, group: usize) -> usize {
+        let n = interleaved(self.rows);
+        (row / n * self.groups + group) * n + row % n
     }
 }
 
-/// Bytes of quantised activations that are kept in the second-level cache while tiles pass over them.
+/// Groups that are quantised by one call of the kernel.
+const QUANTISED: usize = 16;
+
+/// Bytes of quantised activations that stay in the second-level cache while tiles pass over them.
 const CACHED_ACTIVATIONS: usize = 1 << 20;
 
-/// Results of one tile for all rows of a call: `[rows][16]`.
-pub type TileRows<'a> = &'a [[f32; TILE]];
+/// Results of one call of the kernel, about: they stay in the first-level cache until they are used.
+pub const RESULTS: usize = 256;
 
-/// Multiplies `tiles` of `matrix` with all `rows`; `sink(first_row, tile, results)` gets every product once.
-pub fn for_each_tile(
+/// Multiplies `tiles` of `matrix` with all `rows`; `sink(row, columns, results)` gets every product once, some columns
+/// of a row at a time.
+pub fn multiply(
     kernels: &Kernels,
     matrix: &Matrix,
     tiles: Range<usize>,
-    rows: Rows<'_>,
-    buffer: &mut Vec<[f32; TILE]>,
-    mut sink: impl FnMut(usize, usize, TileRows<'_>),
+    rows: &Rows<'_>,
+    results: &mut Vec<[f32; TILE]>,
+    mut sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
 ) {
-    let row_bytes = rows.groups * (GROUP + size_of::<GroupScale>());
-    let chunk = (CACHED_ACTIVATIONS / row_bytes).max(8) / 8 * 8;
-    for first in (0..rows.count()).step_by(chunk) {
-        let part = rows.slice(first, chunk.min(rows.count() - first));
-        buffer.resize(part.count(), [0.0; TILE]);
-        for tile in tiles.clone() {
-            kernels.dot(&matrix.tile(tile), &part, buffer);
-            sink(first, tile, buffer);
+    let row_bytes = rows.groups * size_of::<ActivationGroup>();
+    let cached = (CACHED_ACTIVATIONS / row_bytes).max(INTERLEAVED) / INTERLEAVED * INTERLEAVED;
+    for first_row in (0..rows.count).step_by(cached) {
+        let count = cached.min(rows.count - first_row);
+        let rows = rows.slice(first_row, count);
+        let step = (RESULTS / count).max(1);
+        for first in tiles.clone().step_by(step) {
+            let some = first..tiles.end.min(first + step);
+            results.resize(some.len() * count, [0.0; TILE]);
+            kernels.dot(&matrix.tiles(some.clone()), &rows, results);
+            for (tile, results) in some.zip(results.chunks_exact(count)) {
+                let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
+                for (row, results) in (first_row..).zip(results) {
+                    sink(row, columns.clone(), results);
+                }
+            }
         }
     }
 }

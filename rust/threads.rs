@@ -71,6 +71,24 @@ impl Worker<'_> {
         let cut = |i: usize| (steps * i / self.count * step).min(units);
         cut(self.index)..cut(self.index + 1)
     }
+
+    /// The next piece of `0..units` that no worker has taken since the last barrier, or `None` when all are.
+    ///
+    /// Pieces are multiples of `step` and get smaller towards the end, so that workers end together even if one is
+    /// slower. Only one set of units can be shared out between two barriers.
+    pub fn claim(&self, units: usize, step: usize) -> Option<std::ops::Range<usize>> {
+        let next = &self.barrier.claimed;
+        let mut start = next.load(Ordering::Relaxed);
+        while start < units {
+            let share = 3 * (units - start) / (4 * self.count);
+            let end = (start + (share / step * step).max(step)).min(units);
+            match next.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(start..end),
+                Err(now) => start = now,
+            }
+        }
+        None
+    }
 }
 
 /// Spins until `done`, then yields the core between looks; returns how long it yielded.
@@ -94,6 +112,8 @@ struct Barrier {
     arrived: AtomicUsize,
     round: AtomicUsize,
     broken: AtomicBool,
+    /// How many units workers have claimed since the last round.
+    claimed: AtomicUsize,
     /// Nanoseconds that workers waited after they had spun in vain.
     stalled: AtomicU64,
 }
@@ -105,17 +125,20 @@ impl Barrier {
             arrived: AtomicUsize::new(0),
             round: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
+            claimed: AtomicUsize::new(0),
             stalled: AtomicU64::new(0),
         }
     }
 
     fn wait(&self) {
         if self.count == 1 {
+            self.claimed.store(0, Ordering::Relaxed);
             return;
         }
         let round = self.round.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
             self.arrived.store(0, Ordering::Relaxed);
+            self.claimed.store(0, Ordering::Relaxed);
             self.round.store(round.wrapping_add(1), Ordering::Release);
             return;
         }

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::{GgufFile, TensorInfo};
 use crate::kernels::layout::with_layout;
-use crate::kernels::layout::{pack_group, quant_bytes, scale_bytes, Layout, Tile, GROUP, GROUP_QUANTS, SUPER, TILE};
+use crate::kernels::layout::{pack_group, quant_bytes, scale_bytes, Layout, Tile, Tiles, GROUP, GROUP_QUANTS, SUPER, TILE};
 use crate::kernels::scalar::{lane, row_weights, unpack_one};
 use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
@@ -50,19 +50,19 @@ impl Matrix {
     }
 
     /// Number of tiles.
-    pub fn tiles(&self) -> usize {
+    pub fn tile_count(&self) -> usize {
         self.rows.div_ceil(TILE)
     }
 
-    /// Tile `index`, output rows `16 * index..`.
-    pub fn tile(&self, index: usize) -> Tile<'_> {
+    /// Some tiles; tile `i` has the output rows from `16 * i` on.
+    pub fn tiles(&self, range: Range<usize>) -> Tiles<'_> {
         let groups = self.groups();
-        let part = |range: &Range<usize>, bytes: usize| {
-            let at = range.start + index * bytes;
-            &self.arena[at..at + bytes]
+        let part = |all: &Range<usize>, bytes: usize| {
+            &self.arena[all.start + range.start * bytes..all.start + range.end * bytes]
         };
-        Tile {
+        Tiles {
             dtype: self.dtype,
+            count: range.len(),
             groups,
             quants: part(&self.quants, groups * quant_bytes(self.dtype)),
             scales: part(&self.scales, scale_bytes(self.dtype, groups)),
@@ -71,7 +71,7 @@ impl Matrix {
 
     /// Writes the weights of one output row, `columns` floats.
     pub fn row(&self, row: usize, out: &mut [f32]) {
-        let tile = self.tile(row / TILE);
+        let tile = self.tiles(row / TILE..row / TILE + 1).iter().next().expect("one tile");
         let r = row % TILE;
         let at = |c: usize, bytes: usize| &tile.quants[(TILE * c + r) * bytes..][..bytes];
         match self.dtype {
@@ -173,7 +173,7 @@ fn pack(
     let row_bytes = columns / info.dtype.block_len() * info.dtype.block_bytes();
     let data = file.data(info);
     let stopped = AtomicBool::new(false);
-    let tiles = Mutex::new(Tiles { next: 0, quants, scales });
+    let tiles = Mutex::new(Unpacked { next: 0, quants, scales });
     let pack_one = || {
         if stopped.load(Ordering::Relaxed) {
             return false;
@@ -210,13 +210,13 @@ fn pack(
 }
 
 /// The tiles of a tensor that nobody has begun to pack.
-struct Tiles<'a> {
+struct Unpacked<'a> {
     next: usize,
     quants: &'a mut [u8],
     scales: &'a mut [u8],
 }
 
-impl<'a> Tiles<'a> {
+impl<'a> Unpacked<'a> {
     /// The next tile's index and its places for quants and scales.
     fn take(&mut self, quant_bytes: usize, scale_bytes: usize) -> Option<(usize, &'a mut [u8], &'a mut [u8])> {
         let quants = self.quants.split_off_mut(..quant_bytes)?;

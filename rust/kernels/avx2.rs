@@ -40,15 +40,19 @@ struct Group {
 
 /// As [`super::scalar::dot`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    assert!(rows.groups == tile.groups && rows.count() == out.len());
-    assert!(tile.quants.len() == tile.groups * quant_bytes(tile.dtype));
-    assert!(tile.scales.len() == scale_bytes(tile.dtype, tile.groups));
-    assert!(rows.quants.len() == rows.scales.len() * GROUP);
+pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    check_dot(tiles, rows, out);
+    for (tile, out) in tiles.iter().zip(out.chunks_exact_mut(rows.count)) {
+        dot_tile(&tile, rows, out);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match tile.dtype {
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
             for (i, out) in out.iter_mut().enumerate() {
-                dot_float(tile, &rows.slice(i, 1), out);
+                dot_float(tile, rows, i, out);
             }
         }
         quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
@@ -74,7 +78,7 @@ fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &
     for g in 0..tile.groups {
         let packed = &tile.quants[g * 64 * L::BITS..][..64 * L::BITS];
         prefetch::<L>(packed);
-        accumulate::<L, M>(|j, half| unpack::<L>(packed, j, half), &scales.next(g), rows, g, &mut acc);
+        accumulate::<L, M>(|j, half| unpack::<L>(packed, j, half), &scales.next(g), rows, 0, g, &mut acc);
     }
     for (out, acc) in out.iter_mut().zip(acc) {
         store(out, acc);
@@ -98,22 +102,27 @@ fn dot_panels<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE
         // SAFETY: the loop wrote the first `count` groups.
         let groups = unsafe { std::slice::from_raw_parts(panel.as_ptr().cast::<Group>(), count) };
         for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-            let rows = rows.slice(BLOCK * i, out.len());
             match out.len() {
-                1 => dot_panel::<L, 1>(groups, &rows, first, out),
-                2 => dot_panel::<L, 2>(groups, &rows, first, out),
-                3 => dot_panel::<L, 3>(groups, &rows, first, out),
-                _ => dot_panel::<L, BLOCK>(groups, &rows, first, out),
+                1 => dot_panel::<L, 1>(groups, rows, BLOCK * i, first, out),
+                2 => dot_panel::<L, 2>(groups, rows, BLOCK * i, first, out),
+                3 => dot_panel::<L, 3>(groups, rows, BLOCK * i, first, out),
+                _ => dot_panel::<L, BLOCK>(groups, rows, BLOCK * i, first, out),
             }
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_panel<L: Layout, const M: usize>(groups: &[Group], rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
+fn dot_panel<L: Layout, const M: usize>(
+    groups: &[Group],
+    rows: &Rows<'_>,
+    row: usize,
+    first: usize,
+    out: &mut [[f32; TILE]],
+) {
     let mut acc: [Pair; M] = std::array::from_fn(|m| load(&out[m]));
     for (i, Group { quants, weights }) in groups.iter().enumerate() {
-        accumulate::<L, M>(|j, half| quants[j][half], weights, rows, first + i, &mut acc);
+        accumulate::<L, M>(|j, half| quants[j][half], weights, rows, row, first + i, &mut acc);
     }
     for (out, acc) in out.iter_mut().zip(acc) {
         store(out, acc);
@@ -147,28 +156,28 @@ impl<L: Layout> Sums<L> {
     };
 }
 
-/// Adds group `g` of every row to the accumulators; `quants(j, half)` are the quants of word `j` of a half tile.
+/// Adds group `g` of the rows from `first` on to the accumulators; `quants(j, half)` are the quants of word `j` of a half tile.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn accumulate<L: Layout, const M: usize>(
     quants: impl Fn(usize, usize) -> __m256i,
     weights: &GroupWeights,
     rows: &Rows<'_>,
+    first: usize,
     g: usize,
     acc: &mut [Pair; M],
 ) {
-    debug_assert!(rows.count() >= M && g < rows.groups);
-    // SAFETY: `dot` checked that `rows` holds `groups` groups of quants and a scale for each of its rows, and callers
-    // pass at least M rows and a group of the tile. Checks in here would keep the loops from unrolling.
-    let row: [(&[[u8; 4]; 8], &GroupScale); M] = std::array::from_fn(|m| unsafe {
-        let at = m * rows.groups + g;
-        (&*rows.quants.as_ptr().add(at * GROUP).cast(), rows.scales.get_unchecked(at))
-    });
+    debug_assert!(first + M <= rows.count && first % rows.interleaved + M <= rows.interleaved && g < rows.groups);
+    // SAFETY: `dot` checked that `rows` holds all groups of its rows, and callers pass a group of the tile and rows of
+    // one interleaved set, which follow each other. Checks in here would keep the loops from unrolling.
+    let row = unsafe { rows.quantised.get_unchecked(rows.at(first, g)..).get_unchecked(..M) };
+    let row: [(&[[u8; 4]], &ActivationGroup); M] =
+        std::array::from_fn(|m| (bytemuck::cast_slice(&row[m].quants), &row[m]));
     let words = L::SCALE_COLUMNS / 4;
     let span = Sums::<L>::SPAN.min(words);
     for half in 0..2 {
         for sub in 0..GROUP / L::SCALE_COLUMNS {
-            let sums_of = |s: &GroupScale| match L::SCALE_COLUMNS {
+            let sums_of = |s: &ActivationGroup| match L::SCALE_COLUMNS {
                 GROUP => (s.negative_sum, s.sum),
                 _ => (s.negative_sums[sub], s.sums[sub]),
             };
@@ -313,11 +322,11 @@ fn unpack<L: Layout>(packed: &[u8], j: usize, half: usize) -> __m256i {
 
 /// Float weights, one activation row.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_float(tile: &Tile<'_>, row: &Rows<'_>, out: &mut [f32; TILE]) {
+fn dot_float(tile: &Tile<'_>, rows: &Rows<'_>, row: usize, out: &mut [f32; TILE]) {
     let bytes = quant_bytes(tile.dtype) / GROUP;
     let mut acc = [[_mm256_setzero_ps(); 2]; 4];
     let mut weights = tile.quants;
-    for x in row.values[..tile.groups * GROUP].chunks_exact(4) {
+    for x in rows.values[row * tile.groups * GROUP..][..tile.groups * GROUP].chunks_exact(4) {
         for (acc, &x) in acc.iter_mut().zip(x) {
             let (column, rest) = weights.split_at(bytes);
             weights = rest;

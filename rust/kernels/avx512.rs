@@ -23,6 +23,8 @@ const BLOCK: usize = 8;
 
 /// How far ahead quants are prefetched, in bytes; the tiles that a worker reads lie one after the other.
 const AHEAD: usize = 4096;
+/// The same for scales, of which a group has 64 bytes or fewer.
+const SCALES_AHEAD: usize = 1024;
 
 /// Calls `function::<.., M>(args)` for the row count `M`, 1 to [`BLOCK`].
 macro_rules! with_rows {
@@ -43,17 +45,19 @@ macro_rules! with_rows {
 
 /// As [`super::scalar::dot`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    assert!(rows.groups == tile.groups && rows.count() == out.len());
-    assert!(tile.quants.len() == tile.groups * quant_bytes(tile.dtype));
-    assert!(tile.scales.len() == scale_bytes(tile.dtype, tile.groups));
-    assert!(rows.quants.len() == rows.scales.len() * GROUP);
+pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    check_dot(tiles, rows, out);
+    for (tile, out) in tiles.iter().zip(out.chunks_exact_mut(rows.count)) {
+        dot_tile(&tile, rows, out);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match tile.dtype {
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
-            assert!(rows.values.len() == rows.scales.len() * GROUP);
             for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-                let rows = rows.slice(BLOCK * i, out.len());
-                with_rows!(out.len(), dot_float::<_>(tile, &rows, out));
+                with_rows!(out.len(), dot_float::<_>(tile, rows, BLOCK * i, out));
             }
         }
         quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
@@ -63,61 +67,62 @@ pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-        let rows = rows.slice(BLOCK * i, out.len());
-        with_rows!(out.len(), dot_block::<L, _>(tile, &rows, out));
+        with_rows!(out.len(), dot_block::<L, _>(tile, rows, BLOCK * i, out));
     }
 }
 
-/// Quants go from memory to registers to products with `M` rows.
+/// Quants go from memory to registers to products with `M` rows from `first` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
+    assert!(out.len() == M && first + M <= rows.count && first % rows.interleaved + M <= rows.interleaved);
     let mut acc = [_mm512_setzero_ps(); M];
     let mut scales = ScaleReader::<L>::new(tile.scales);
     for g in 0..tile.groups {
         prefetch::<L>(tile, g);
         let weights = scales.next(g);
         let quants = unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
-        accumulate::<L, M>(&quants, &weights, rows, g, &mut acc);
+        accumulate::<L, M>(&quants, &weights, rows, first, g, &mut acc);
     }
     for (out, acc) in out.iter_mut().zip(acc) {
         store(out, acc);
     }
 }
 
-/// Asks for the quants that will be read [`AHEAD`] bytes after those of group `g`.
+/// Asks for the quants and scales that will be read [`AHEAD`] and [`SCALES_AHEAD`] bytes after those of group `g`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn prefetch<L: Layout>(tile: &Tile<'_>, g: usize) {
+pub fn prefetch<L: Layout>(tile: &Tile<'_>, g: usize) {
     for line in 0..L::BITS {
         let at = tile.quants.as_ptr().wrapping_add(g * 64 * L::BITS + 64 * line + AHEAD);
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
+    let scales = tile.scales.as_ptr().wrapping_add(g * (tile.scales.len() / tile.groups) + SCALES_AHEAD);
+    _mm_prefetch::<_MM_HINT_T0>(scales.cast());
 }
 
-/// Adds group `g` of every row to the accumulators.
+/// Adds group `g` of the rows from `first` on to the accumulators.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn accumulate<L: Layout, const M: usize>(
     quants: &[__m512i; 8],
     weights: &GroupWeights,
     rows: &Rows<'_>,
+    first: usize,
     g: usize,
     acc: &mut [__m512; M],
 ) {
-    debug_assert!(rows.count() >= M && g < rows.groups);
+    debug_assert!(first + M <= rows.count && g < rows.groups);
+    // SAFETY: `dot` checked that `rows` holds all groups of its rows, and callers pass a group of the tile and rows of
+    // one interleaved set, which follow each other. Checks in here would keep the loop from unrolling.
+    let rows = unsafe { rows.quantised.get_unchecked(rows.at(first, g)..).get_unchecked(..M) };
     for (m, acc) in acc.iter_mut().enumerate() {
-        let at = m * rows.groups + g;
-        // SAFETY: `dot` checked that `rows` holds `groups` groups of quants and a scale for each of its rows, and
-        // callers pass at least M rows and a group of the tile. Checks in here would keep the loop from unrolling.
-        let (x, s) = unsafe {
-            let x = rows.quants.as_ptr().add(at * GROUP).cast::<[u8; 4]>();
-            (std::slice::from_raw_parts(x, GROUP / 4), rows.scales.get_unchecked(at))
-        };
+        let s = &rows[m];
+        let (x, _) = s.quants.as_chunks::<4>();
         let scale = _mm512_set1_ps(s.scale);
         if L::SCALE_COLUMNS == GROUP {
             let mut dot = offset::<L>(s.negative_sum);
             for j in 0..8 {
-                dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(i32::from_le_bytes(x[j])));
+                dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(i32::from_le_bytes(x[j].map(|q| q as u8))));
             }
             *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(weights.scale[0], scale), *acc);
             if L::MINIMA {
@@ -127,7 +132,7 @@ fn accumulate<L: Layout, const M: usize>(
             for h in 0..2 {
                 let mut dot = offset::<L>(s.negative_sums[h]);
                 for j in 4 * h..4 * h + 4 {
-                    dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(i32::from_le_bytes(x[j])));
+                    dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(i32::from_le_bytes(x[j].map(|q| q as u8))));
                 }
                 *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(weights.scale[h], scale), *acc);
                 if L::MINIMA {
@@ -150,9 +155,9 @@ fn offset<L: Layout>(negative_sum: i32) -> __m512i {
 
 /// Scales and minima of a group's sub-groups.
 #[derive(Clone, Copy)]
-struct GroupWeights {
-    scale: [__m512; 2],
-    minimum: [__m512; 2],
+pub struct GroupWeights {
+    pub scale: [__m512; 2],
+    pub minimum: [__m512; 2],
 }
 
 impl GroupWeights {
@@ -163,7 +168,7 @@ impl GroupWeights {
 }
 
 /// Reads the scales of a tile front to back.
-struct ScaleReader<'a, L> {
+pub struct ScaleReader<'a, L> {
     rest: &'a [u8],
     block: GroupWeights,
     layout: std::marker::PhantomData<L>,
@@ -172,7 +177,7 @@ struct ScaleReader<'a, L> {
 impl<'a, L: Layout> ScaleReader<'a, L> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     #[inline]
-    fn new(scales: &'a [u8]) -> Self {
+    pub fn new(scales: &'a [u8]) -> Self {
         Self { rest: scales, block: GroupWeights::zero(), layout: std::marker::PhantomData }
     }
 
@@ -197,7 +202,7 @@ impl<'a, L: Layout> ScaleReader<'a, L> {
     /// Scales of group `g`; groups are read in order.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     #[inline]
-    fn next(&mut self, g: usize) -> GroupWeights {
+    pub fn next(&mut self, g: usize) -> GroupWeights {
         let mut out = GroupWeights::zero();
         if !L::SUPER_SCALES {
             out.scale[0] = self.f16s();
@@ -227,7 +232,7 @@ impl<'a, L: Layout> ScaleReader<'a, L> {
 /// The eight registers of a group's quants in lane order.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn unpack<L: Layout>(packed: &[u8]) -> [__m512i; 8] {
+pub fn unpack<L: Layout>(packed: &[u8]) -> [__m512i; 8] {
     let plane = |i: usize| {
         let plane = &packed[64 * i..][..64];
         // SAFETY: `plane` is 64 bytes long; the load is unaligned.
@@ -259,7 +264,7 @@ fn unpack<L: Layout>(packed: &[u8]) -> [__m512i; 8] {
 
 /// Float weights, `1 << LOG_BYTES` bytes each (2 bytes: bf16 when `BF16`).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn dot_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
     let columns = tile.groups * GROUP;
     let weight = |c: usize| {
         let bytes = quant_bytes(tile.dtype) / GROUP;
@@ -281,7 +286,7 @@ fn dot_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; 
     for c in (0..columns).step_by(4) {
         let weights: [__m512; 4] = std::array::from_fn(|i| weight(c + i));
         for (m, acc) in acc.iter_mut().enumerate() {
-            let x = &rows.values[m * columns + c..][..4];
+            let x = &rows.values[(first + m) * columns + c..][..4];
             for i in 0..4 {
                 acc[i] = _mm512_fmadd_ps(weights[i], _mm512_set1_ps(x[i]), acc[i]);
             }
@@ -294,40 +299,38 @@ fn dot_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; 
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn load(from: &[f32; TILE]) -> __m512 {
+pub fn load(from: &[f32; TILE]) -> __m512 {
     // SAFETY: 16 floats; the load is unaligned.
     unsafe { _mm512_loadu_ps(from.as_ptr()) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn store(to: &mut [f32; TILE], value: __m512) {
+pub fn store(to: &mut [f32; TILE], value: __m512) {
     // SAFETY: 16 floats; the store is unaligned.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
 }
 
 /// As [`vector::quantize`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
+pub fn quantize(values: &[f32], out: &mut [ActivationGroup]) {
     let round = _mm512_set1_ps(vector::ROUND);
     let (values, _) = values.as_chunks::<TILE>();
-    let (quants, _) = quants.as_chunks_mut::<TILE>();
-    let groups = values.as_chunks::<2>().0.iter().zip(quants.as_chunks_mut::<2>().0);
-    for ((values, quants), out) in groups.zip(scales) {
+    for (values, out) in values.as_chunks::<2>().0.iter().zip(out) {
         let values = [load(&values[0]), load(&values[1])];
         let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(values[0]), _mm512_abs_ps(values[1])));
         let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
         let mut sums = [0; 2];
-        for h in 0..2 {
+        for (h, quants) in out.quants.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
             let shifted = _mm512_castps_si512(_mm512_fmadd_ps(values[h], inverse, round));
             let bytes = _mm512_cvtepi32_epi8(_mm512_sub_epi32(shifted, _mm512_castps_si512(round)));
             // SAFETY: 16 bytes; the store is unaligned.
-            unsafe { _mm_storeu_si128(quants[h].as_mut_ptr().cast(), bytes) };
+            unsafe { _mm_storeu_si128(quants.as_mut_ptr().cast(), bytes) };
             // Sums of absolute differences from -128 are sums of unsigned bytes, each 128 too large.
             let pair = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
             sums[h] = (_mm_cvtsi128_si64(pair) + _mm_extract_epi64::<1>(pair)) as i32 - 16 * 128;
         }
-        *out = GroupScale::new(largest / 127.0, sums);
+        out.describe(largest / 127.0, sums);
     }
 }
 

@@ -22,7 +22,7 @@
 //!
 //! # Activations
 //!
-//! Rows are quantised once to int8 with one f32 scale per group; see [`GroupScale`].
+//! Rows are quantised once to int8 with one f32 scale per group; see [`ActivationGroup`] and [`Rows`].
 
 use crate::blocks::GgmlType;
 
@@ -197,20 +197,67 @@ pub struct Tile<'a> {
     pub scales: &'a [u8],
 }
 
-/// What a kernel needs to know about 32 quantised activations: `x = scale * q`.
+/// Consecutive tiles of a packed matrix.
+#[derive(Clone, Copy)]
+pub struct Tiles<'a> {
+    /// Type of the weights.
+    pub dtype: GgmlType,
+    /// Number of tiles.
+    pub count: usize,
+    /// Groups of 32 columns.
+    pub groups: usize,
+    /// Quants, tile by tile.
+    pub quants: &'a [u8],
+    /// Scales, tile by tile.
+    pub scales: &'a [u8],
+}
+
+impl<'a> Tiles<'a> {
+    /// The tiles one by one.
+    pub fn iter(&self) -> impl Iterator<Item = Tile<'a>> {
+        let Self { dtype, groups, quants, scales, .. } = *self;
+        let bytes = [groups * quant_bytes(dtype), scale_bytes(dtype, groups)];
+        (0..self.count).map(move |i| Tile {
+            dtype,
+            groups,
+            quants: &quants[i * bytes[0]..(i + 1) * bytes[0]],
+            scales: &scales[i * bytes[1]..(i + 1) * bytes[1]],
+        })
+    }
+}
+
+/// Checks what kernels rely on when they multiply `tiles` with `rows`.
+///
+/// # Panics
+/// If a slice does not have the length that its description implies.
+pub fn check_dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &[[f32; TILE]]) {
+    assert!(rows.groups == tiles.groups && out.len() == tiles.count * rows.count);
+    assert!(tiles.quants.len() == tiles.count * tiles.groups * quant_bytes(tiles.dtype));
+    assert!(tiles.scales.len() == tiles.count * scale_bytes(tiles.dtype, tiles.groups));
+    assert!(rows.interleaved >= interleaved(rows.count) && rows.interleaved.is_power_of_two());
+    assert!(rows.quantised.len() >= rows.count.next_multiple_of(rows.interleaved) * rows.groups);
+    assert!(!tiles.dtype.is_float() || rows.values.len() == rows.count * rows.groups * GROUP);
+}
+
+/// Rows of activations that lie interleaved, group by group; a power of two.
+pub const INTERLEAVED: usize = 16;
+
+/// 32 quantised activations of a row, `x = scale * quant`, and what a kernel needs to know about them: a cache line.
 ///
 /// The sums serve weights with an offset or a minimum, whose part of the dot product is a multiple of the sum of
 /// the activations. They are kept per 16 columns (for scales per 16) and per 32.
-#[repr(C, align(32))]
+#[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Zeroable)]
-pub struct GroupScale {
-    /// Scale of the 32 quants.
+pub struct ActivationGroup {
+    /// Quants in -127..=127.
+    pub quants: [i8; GROUP],
+    /// Scale of the quants.
     pub scale: f32,
     /// Minus the sum of the quants.
     pub negative_sum: i32,
     /// `scale` times the sum of the quants.
     pub sum: f32,
-    /// Keeps the struct at half a cache line.
+    /// Fills the line.
     pub reserved: u32,
     /// Minus the sum of each half.
     pub negative_sums: [i32; 2],
@@ -218,49 +265,59 @@ pub struct GroupScale {
     pub sums: [f32; 2],
 }
 
-impl GroupScale {
-    /// Of quants with scale `scale` and the sums `sums` of the two halves.
+impl ActivationGroup {
+    /// Sets all but the quants, whose halves have the sums `sums`.
     #[inline(always)]
-    pub fn new(scale: f32, sums: [i32; 2]) -> Self {
+    pub fn describe(&mut self, scale: f32, sums: [i32; 2]) {
         let sum = sums[0] + sums[1];
-        Self {
-            scale,
-            negative_sum: -sum,
-            sum: scale * sum as f32,
-            reserved: 0,
-            negative_sums: [-sums[0], -sums[1]],
-            sums: [scale * sums[0] as f32, scale * sums[1] as f32],
-        }
+        self.scale = scale;
+        self.negative_sum = -sum;
+        self.sum = scale * sum as f32;
+        self.negative_sums = [-sums[0], -sums[1]];
+        self.sums = [scale * sums[0] as f32, scale * sums[1] as f32];
     }
 }
 
-/// Activation rows as kernels read them; every slice holds whole rows, `groups` groups wide.
+/// Activation rows as kernels read them.
+///
+/// The groups of [`INTERLEAVED`] rows (fewer if there are not so many) alternate, so that a kernel that multiplies these
+/// rows with a group of weights reads one piece of memory, and what follows for the next group.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
+    /// Number of rows.
+    pub count: usize,
     /// Groups of 32 columns in a row.
     pub groups: usize,
-    /// The values, for float weights; may be empty when all weights are quantised.
+    /// Rows that alternate: see [`interleaved`].
+    pub interleaved: usize,
+    /// The values row by row, for float weights; may be empty when all weights are quantised.
     pub values: &'a [f32],
-    /// Quants in -127..=127.
-    pub quants: &'a [i8],
-    /// Scales and sums.
-    pub scales: &'a [GroupScale],
+    /// Quantised groups: see [`Rows::at`].
+    pub quantised: &'a [ActivationGroup],
+}
+
+/// How many rows alternate if there are `rows` in all.
+pub fn interleaved(rows: usize) -> usize {
+    rows.next_power_of_two().min(INTERLEAVED)
 }
 
 impl<'a> Rows<'a> {
-    /// Rows `first..first + count`.
-    pub fn slice(&self, first: usize, count: usize) -> Rows<'a> {
-        let (from, to) = (first * self.groups, (first + count) * self.groups);
-        Rows {
-            groups: self.groups,
-            values: self.values.get(from * GROUP..to * GROUP).unwrap_or(&[]),
-            quants: &self.quants[from * GROUP..to * GROUP],
-            scales: &self.scales[from..to],
-        }
+    /// Index of group `g` of row `m`; the rows of an interleaved set follow each other.
+    #[inline(always)]
+    pub fn at(&self, m: usize, g: usize) -> usize {
+        let n = self.interleaved;
+        (m / n * self.groups + g) * n + m % n
     }
 
-    /// Number of rows.
-    pub fn count(&self) -> usize {
-        self.scales.len() / self.groups
+    /// `count` rows from `first` on, which begins a set of interleaved rows.
+    pub fn slice(&self, first: usize, count: usize) -> Rows<'a> {
+        assert!(first.is_multiple_of(self.interleaved) && first + count <= self.count);
+        let columns = self.groups * GROUP;
+        Rows {
+            count,
+            values: self.values.get(first * columns..(first + count) * columns).unwrap_or(&[]),
+            quantised: &self.quantised[first * self.groups..],
+            ..*self
+        }
     }
 }

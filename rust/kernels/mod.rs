@@ -4,6 +4,8 @@
 //! same bits; a [`Kernels`] value holds one set and can only be made on a CPU that has it.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -16,7 +18,7 @@ pub mod vector;
 
 use crate::error::{Error, Result};
 use half::f16;
-use layout::{GroupScale, Rows, Tile, TILE};
+use layout::{ActivationGroup, Rows, Tiles, TILE};
 use vector::SoftmaxState;
 
 /// See [`scalar::multiply_f16`].
@@ -26,13 +28,13 @@ type MultiplyF16 = unsafe fn(usize, &[f32], &[f16], usize, &mut [f32], bool);
 #[derive(Clone, Copy)]
 pub struct Kernels {
     name: &'static str,
-    dot: unsafe fn(&Tile<'_>, &Rows<'_>, &mut [[f32; TILE]]),
+    dot: unsafe fn(&Tiles<'_>, &Rows<'_>, &mut [[f32; TILE]]),
     multiply_f16: MultiplyF16,
     to_f16: unsafe fn(&[f32], &mut [f16]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
-    quantize: unsafe fn(&[f32], &mut [i8], &mut [GroupScale]),
+    quantize: unsafe fn(&[f32], &mut [ActivationGroup]),
     softmax_rows: unsafe fn(&mut [f32], usize, usize, &mut [SoftmaxState], &mut [f32]),
     scale: unsafe fn(&mut [f32], f32),
     blend: unsafe fn(&mut [f32], f32, &[f32], f32),
@@ -95,10 +97,16 @@ impl Kernels {
         has.then_some(table!("avx512-vnni", avx512))
     }
 
+    /// AMX for products and AVX-512 for all else, if this CPU has them and the system allows it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn amx() -> Option<Self> {
+        (Self::avx512().is_some() && amx::available()).then_some(table!("amx", amx))
+    }
+
     /// Every set this CPU can run, best first.
     pub fn available() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        let simd = [Self::avx512(), Self::avx2()];
+        let simd = [Self::amx(), Self::avx512(), Self::avx2()];
         #[cfg(not(target_arch = "x86_64"))]
         let simd: [Option<Self>; 0] = [];
         simd.into_iter().flatten().chain([Self::scalar()]).collect()
@@ -115,7 +123,7 @@ impl Kernels {
         }
     }
 
-    /// The set called `scalar`, `avx2` or `avx512`.
+    /// The set called `scalar`, `avx2`, `avx512` or `amx`.
     ///
     /// # Errors
     /// [`Error::Argument`] if it is unknown or this CPU cannot run it.
@@ -125,7 +133,7 @@ impl Kernels {
         found.copied().ok_or_else(|| {
             let names: Vec<_> = available.iter().filter_map(|k| k.name.split('-').next()).collect();
             let fault =
-                if ["scalar", "avx2", "avx512"].contains(&name) { "not available on this CPU" } else { "unknown" };
+                if ["scalar", "avx2", "avx512", "amx"].contains(&name) { "not available on this CPU" } else { "unknown" };
             Error::Argument(format!("SPECRS_KERNELS={name} is {fault}; available: {}", names.join(", ")))
         })
     }
@@ -137,7 +145,7 @@ impl Kernels {
 
     methods! {
         /// See [`scalar::dot`].
-        dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
+        dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
         /// See [`scalar::multiply_f16`].
         multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool);
         /// See [`scalar::to_f16`].
@@ -149,7 +157,7 @@ impl Kernels {
         /// See [`vector::swiglu`].
         swiglu(gate: &mut [f32], up: &[f32]);
         /// See [`vector::quantize`].
-        quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]);
+        quantize(values: &[f32], out: &mut [ActivationGroup]);
         /// See [`vector::softmax_rows`].
         softmax_rows(
             scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]

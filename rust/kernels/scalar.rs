@@ -6,8 +6,15 @@ use half::{bf16, f16};
 
 pub use super::vector::*;
 
-/// Dot products of a tile's 16 rows with every activation row: `out[m][r]`.
-pub fn dot(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+/// Dot products of the 16 rows of every tile with every activation row: `out[tile][m][r]`.
+pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    check_dot(tiles, rows, out);
+    for (tile, out) in tiles.iter().zip(out.chunks_exact_mut(rows.count)) {
+        dot_tile(&tile, rows, out);
+    }
+}
+
+fn dot_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match tile.dtype {
         GgmlType::F32 => dot_float(tile, rows, out, |at| f32::from_le_bytes(bytes(tile.quants, 4 * at))),
         GgmlType::F16 => dot_float(tile, rows, out, |at| f16::from_le_bytes(bytes(tile.quants, 2 * at)).to_f32()),
@@ -39,8 +46,7 @@ fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; T
         let quants = unpack_group::<L>(&tile.quants[g * quant_bytes..]);
         let weights = group_weights::<L>(tile.scales, g);
         for (m, out) in out.iter_mut().enumerate() {
-            let x = &rows.quants[(m * tile.groups + g) * GROUP..][..GROUP];
-            let activation = rows.scales[m * tile.groups + g];
+            let activation = rows.quantised[rows.at(m, g)];
             for (sub, w) in weights.iter().enumerate().take(sub_groups) {
                 let (negative_sum, sum) = match sub_groups {
                     1 => (activation.negative_sum, activation.sum),
@@ -49,7 +55,7 @@ fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; T
                 for r in 0..TILE {
                     let mut dot = L::OFFSET_BITS.map_or(0, |bits| negative_sum << bits);
                     for c in sub * L::SCALE_COLUMNS..(sub + 1) * L::SCALE_COLUMNS {
-                        dot += i32::from(quants[lane(r, c)]) * i32::from(x[c]);
+                        dot += i32::from(quants[lane(r, c)]) * i32::from(activation.quants[c]);
                     }
                     out[r] = (dot as f32).mul_add(w.scale[r] * activation.scale, out[r]);
                     if L::MINIMA {

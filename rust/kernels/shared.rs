@@ -26,7 +26,9 @@ impl<T: Copy + Zeroable> Shared<T> {
 
     /// The elements as a vector.
     pub fn into_vec(self) -> Vec<T> {
-        self.cells.into_vec().into_iter().map(UnsafeCell::into_inner).collect()
+        let cells = Box::into_raw(self.cells);
+        // SAFETY: `UnsafeCell<T>` has the layout of `T`, so this is the box that `zeroed` made.
+        unsafe { Box::from_raw(cells as *mut [T]) }.into_vec()
     }
 
     /// Number of elements.

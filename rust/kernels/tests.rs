@@ -37,6 +37,9 @@ enum Fill {
     Smallest,
 }
 
+/// Tiles that a test multiplies in one call.
+const TILES: usize = 2;
+
 struct TileBytes {
     dtype: GgmlType,
     groups: usize,
@@ -52,18 +55,19 @@ impl TileBytes {
             Fill::Smallest => 0,
         };
         let quants: Vec<u8> = match dtype.is_float() {
-            false => (0..groups * quant_bytes(dtype)).map(|_| byte()).collect(),
-            true => (0..groups * GROUP_QUANTS).flat_map(|_| float_bytes(dtype, random.float())).collect(),
+            false => (0..TILES * groups * quant_bytes(dtype)).map(|_| byte()).collect(),
+            true => (0..TILES * groups * GROUP_QUANTS).flat_map(|_| float_bytes(dtype, random.float())).collect(),
         };
         // Sane f16 scales in every position: super-block factors are then arbitrary i8 values as well.
-        let scales = (0..scale_bytes(dtype, groups) / 2)
+        let scales = (0..TILES * scale_bytes(dtype, groups) / 2)
             .flat_map(|_| f16::from_f32(random.float() * 0.1).to_le_bytes())
             .collect();
         Self { dtype, groups, quants, scales }
     }
 
-    fn tile(&self) -> Tile<'_> {
-        Tile { dtype: self.dtype, groups: self.groups, quants: &self.quants, scales: &self.scales }
+    fn tiles(&self) -> Tiles<'_> {
+        let Self { dtype, groups, .. } = *self;
+        Tiles { dtype, count: TILES, groups, quants: &self.quants, scales: &self.scales }
     }
 
     /// Weight of row `r` and column `c` in f64, from the description of the layout.
@@ -94,10 +98,10 @@ fn float_bytes(dtype: GgmlType, value: f32) -> Vec<u8> {
 }
 
 struct RowBytes {
+    count: usize,
     groups: usize,
     values: Vec<f32>,
-    quants: Vec<i8>,
-    scales: Vec<GroupScale>,
+    quantised: Vec<ActivationGroup>,
 }
 
 impl RowBytes {
@@ -109,14 +113,24 @@ impl RowBytes {
                 _ => -1.0,
             })
             .collect();
-        let mut quants = vec![0; values.len()];
-        let mut scales = vec![GroupScale::default(); values.len() / GROUP];
-        scalar::quantize(&values, &mut quants, &mut scales);
-        Self { groups, values, quants, scales }
+        let n = interleaved(count);
+        let quantised = vec![ActivationGroup::default(); count.next_multiple_of(n) * groups];
+        let mut rows = Self { count, groups, values, quantised };
+        for (i, values) in rows.values.chunks(GROUP).enumerate() {
+            let at = rows.rows().at(i / groups, i % groups);
+            scalar::quantize(values, &mut rows.quantised[at..at + 1]);
+        }
+        rows
     }
 
     fn rows(&self) -> Rows<'_> {
-        Rows { groups: self.groups, values: &self.values, quants: &self.quants, scales: &self.scales }
+        Rows {
+            count: self.count,
+            groups: self.groups,
+            interleaved: interleaved(self.count),
+            values: &self.values,
+            quantised: &self.quantised,
+        }
     }
 }
 
@@ -140,10 +154,10 @@ fn dot_has_the_bits_of_the_specification_for_every_type_and_row_count() {
                             continue;
                         }
                         let rows = RowBytes::new(count, groups, fill, &mut random);
-                        let mut expected = vec![[0.0; TILE]; count];
-                        scalar::dot(&tile.tile(), &rows.rows(), &mut expected);
-                        let mut got = vec![[f32::NAN; TILE]; count];
-                        kernels.dot(&tile.tile(), &rows.rows(), &mut got);
+                        let mut expected = vec![[0.0; TILE]; TILES * count];
+                        scalar::dot(&tile.tiles(), &rows.rows(), &mut expected);
+                        let mut got = vec![[f32::NAN; TILE]; TILES * count];
+                        kernels.dot(&tile.tiles(), &rows.rows(), &mut got);
                         assert_eq!(bits(&got), bits(&expected), "{kernels:?} {dtype:?} {groups} {fill:?} {count}");
                         compared += got.len() * TILE;
                     }
@@ -161,13 +175,15 @@ fn a_row_has_the_same_bits_whatever_else_is_in_the_call() {
         for dtype in GgmlType::ALL {
             let tile = TileBytes::new(dtype, 24, Fill::Random, &mut random);
             let rows = RowBytes::new(40, 24, Fill::Random, &mut random);
-            let mut all = vec![[0.0; TILE]; 40];
-            kernels.dot(&tile.tile(), &rows.rows(), &mut all);
+            let mut all = vec![[0.0; TILE]; TILES * 40];
+            kernels.dot(&tile.tiles(), &rows.rows(), &mut all);
             for count in 1..=17 {
-                for first in [0, 5, 23] {
-                    let mut some = vec![[0.0; TILE]; count];
-                    kernels.dot(&tile.tile(), &rows.rows().slice(first, count), &mut some);
-                    assert_eq!(bits(&some), bits(&all[first..first + count]), "{kernels:?} {dtype:?} {first} {count}");
+                for first in [0, 16] {
+                    let mut some = vec![[0.0; TILE]; TILES * count];
+                    kernels.dot(&tile.tiles(), &rows.rows().slice(first, count), &mut some);
+                    for (some, all) in some.chunks(count).zip(all.chunks(40)) {
+                        assert_eq!(bits(some), bits(&all[first..][..count]), "{kernels:?} {dtype:?} {first} {count}");
+                    }
                 }
             }
         }
@@ -180,16 +196,19 @@ fn the_specification_is_the_dot_product() {
     for dtype in GgmlType::ALL {
         let tile = TileBytes::new(dtype, 16, Fill::Random, &mut random);
         let rows = RowBytes::new(3, 16, Fill::Random, &mut random);
-        let mut got = vec![[0.0; TILE]; 3];
-        scalar::dot(&tile.tile(), &rows.rows(), &mut got);
-        for (m, got) in got.iter().enumerate() {
+        let mut got = vec![[0.0; TILE]; TILES * 3];
+        scalar::dot(&tile.tiles(), &rows.rows(), &mut got);
+        for (m, got) in got[..3].iter().enumerate() {
             for (r, &got) in got.iter().enumerate() {
                 let (mut sum, mut magnitude) = (0.0, 0.0);
                 for c in 0..16 * GROUP {
                     let at = m * 16 * GROUP + c;
                     let x = match dtype.is_float() {
                         true => f64::from(rows.values[at]),
-                        false => f64::from(rows.quants[at]) * f64::from(rows.scales[at / GROUP].scale),
+                        false => {
+                            let group = &rows.quantised[rows.rows().at(m, c / GROUP)];
+                            f64::from(group.quants[c % GROUP]) * f64::from(group.scale)
+                        }
                     };
                     sum += tile.weight(r, c) * x;
                     magnitude += (tile.weight(r, c) * x).abs();
@@ -223,21 +242,20 @@ fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
     for kernels in Kernels::available() {
         let mut values: Vec<f32> = (0..8 * GROUP).map(|_| random.float() * 100.0).collect();
         values[..GROUP].fill(0.0);
-        let (mut quants, mut scales) = (vec![0; values.len()], vec![GroupScale::default(); 8]);
-        kernels.quantize(&values, &mut quants, &mut scales);
-        for (g, s) in scales.iter().enumerate() {
-            let q = &quants[g * GROUP..(g + 1) * GROUP];
-            for (&q, &v) in q.iter().zip(&values[g * GROUP..]) {
-                assert!((f32::from(q) * s.scale - v).abs() <= s.scale * 0.5001);
+        let mut groups = [ActivationGroup::default(); 8];
+        kernels.quantize(&values, &mut groups);
+        for (group, values) in groups.iter().zip(values.chunks(GROUP)) {
+            for (&q, &v) in group.quants.iter().zip(values) {
+                assert!((f32::from(q) * group.scale - v).abs() <= group.scale * 0.5001);
             }
-            let sums = [0, 16].map(|at| q[at..at + 16].iter().map(|&q| i32::from(q)).sum::<i32>());
-            assert_eq!(s.negative_sums, sums.map(|s| -s));
-            assert_eq!(s.negative_sum, -(sums[0] + sums[1]));
-            assert_eq!(s.sum, s.scale * (sums[0] + sums[1]) as f32);
+            let sums = [0, 16].map(|at| group.quants[at..at + 16].iter().map(|&q| i32::from(q)).sum::<i32>());
+            assert_eq!(group.negative_sums, sums.map(|s| -s));
+            assert_eq!(group.negative_sum, -(sums[0] + sums[1]));
+            assert_eq!(group.sum, group.scale * (sums[0] + sums[1]) as f32);
         }
-        let (mut quants2, mut scales2) = (vec![0; values.len()], vec![GroupScale::default(); 8]);
-        scalar::quantize(&values, &mut quants2, &mut scales2);
-        assert!(quants == quants2 && scales == scales2);
+        let mut expected = [ActivationGroup::default(); 8];
+        scalar::quantize(&values, &mut expected);
+        assert!(groups == expected);
     }
 }
 

@@ -3,7 +3,7 @@
 //! Sums run in 16 lanes that are folded in a fixed tree and multiply-adds are explicit, so the compiler may not
 //! reorder anything and every instruction set gives the same bits.
 
-use super::layout::{GroupScale, GROUP};
+use super::layout::{ActivationGroup, GROUP};
 
 const LANES: usize = 16;
 /// Scores in a row of a block of attention.
@@ -90,11 +90,10 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
-/// Quantises a row, a multiple of 32 long, to int8 with one scale per group of 32.
+/// Quantises some groups of 32 values to int8 with one scale each.
 #[inline(always)]
-pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
-    let groups = values.chunks_exact(GROUP).zip(quants.chunks_exact_mut(GROUP));
-    for ((values, quants), out) in groups.zip(scales) {
+pub fn quantize(values: &[f32], out: &mut [ActivationGroup]) {
+    for (values, out) in values.chunks_exact(GROUP).zip(out) {
         let mut lanes = [0.0f32; LANES];
         for half in values.chunks_exact(LANES) {
             for (lane, &v) in lanes.iter_mut().zip(half) {
@@ -108,11 +107,11 @@ pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
             for i in h * LANES..(h + 1) * LANES {
                 // Rounds to nearest even and leaves the integer in the low bits.
                 let q = (values[i].mul_add(inverse, ROUND).to_bits().wrapping_sub(ROUND.to_bits())) as i8;
-                quants[i] = q;
+                out.quants[i] = q;
                 *sum += i32::from(q);
             }
         }
-        *out = GroupScale::new(scale, sums);
+        out.describe(scale, sums);
     }
 }
 
@@ -191,8 +190,8 @@ macro_rules! instantiate {
         vector::instantiate_all_but_quantize!($features);
         /// As [`vector::quantize`].
         #[target_feature(enable = $features)]
-        pub fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [GroupScale]) {
-            vector::quantize(values, quants, scales)
+        pub fn quantize(values: &[f32], out: &mut [ActivationGroup]) {
+            vector::quantize(values, out)
         }
     };
 }

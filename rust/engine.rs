@@ -5,6 +5,7 @@ use crate::candle_cache::CandleCache;
 use crate::candle_llama::{self, CandleModel};
 use crate::candle_weights::check_device;
 use crate::config::Config;
+use crate::distribution::argmax;
 use crate::error::{Error, Result};
 use crate::gguf::GgufFile;
 use crate::kernels::Kernels;
@@ -173,6 +174,26 @@ impl Engine {
                 model.forward(&mut [candle_llama::Input { cache, tokens, logits, prompt }], poll)
             }
             _ => unreachable!("a session's cache is made by its own engine"),
+        }
+    }
+
+    /// As [`Engine::forward`], but returns only the token with the highest of the logits, the first among equals; `None`
+    /// if none is above -inf.
+    pub fn choose(
+        &self,
+        cache: &mut Cache,
+        tokens: &[u32],
+        logits: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<Option<u32>>> {
+        match (self, cache) {
+            (Self::Cpu(model), Cache::Cpu(cache)) => {
+                model.choose(&mut [model::Input { cache, tokens, logits, prompt: None }], poll)
+            }
+            (_, cache) => {
+                let logits = self.forward(cache, tokens, logits, None, poll)?;
+                Ok(logits.chunks_exact(self.config().n_vocab).map(argmax).collect())
+            }
         }
     }
 }

@@ -5,11 +5,13 @@
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
 mod attend;
+mod choose;
 mod output;
 
 use crate::attention::{Accumulator, Unit, Workspace};
 use crate::cache::Page;
 use crate::config::Config;
+use crate::distribution::argmax;
 use crate::kernels::layout::{GROUP, TILE};
 use crate::kernels::shared::Shared;
 use crate::kernels::vector::SoftmaxState;
@@ -19,7 +21,8 @@ use crate::pattern::{Prompt, Selection};
 use crate::threads::Worker;
 use crate::weights::{Layer, Matrix, Weights};
 use half::f16;
-use output::output_rows;
+use choose::Choices;
+use output::Output;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -51,8 +54,10 @@ pub struct Buffers {
     qkv: Shared<f32>,
     /// Normed input of the layers' products.
     normed: Activations,
-    /// Normed input of the output product, two rows for each wanted one.
+    /// Normed input of the output product, and for logits what quantising took off it.
     output: Activations,
+    /// That rest, where only the most likely tokens are wanted.
+    output_rest: Activations,
     /// Attention output.
     attended: Activations,
     /// Activated feed-forward values.
@@ -61,15 +66,28 @@ pub struct Buffers {
 
 impl Buffers {
     /// Room for `rows` rows.
-    pub fn new(config: &Config, rows: usize) -> Self {
+    pub fn new(decoder: &Decoder, rows: usize) -> Self {
+        let Decoder { config, weights, .. } = decoder;
+        let floats = |has: fn(&Layer) -> Vec<&Matrix>| {
+            weights.layers.iter().flat_map(has).any(|matrix| matrix.dtype.is_float())
+        };
+        let [normed, attended, hidden]: [fn(&Layer) -> Vec<&Matrix>; 3] = [
+            |layer| layer.qkv.iter().chain([&layer.ffn_gate, &layer.ffn_up]).collect(),
+            |layer| vec![&layer.attn_output],
+            |layer| vec![&layer.ffn_down],
+        ];
         Self {
             rows,
             x: Shared::zeroed(rows * config.n_embd),
             qkv: Shared::zeroed(rows * (config.n_head + 2 * config.n_head_kv) * config.head_dim),
-            normed: Activations::new(rows, config.n_embd),
-            output: Activations::new(2 * rows, config.n_embd),
-            attended: Activations::new(rows, config.n_head * config.head_dim),
-            hidden: Activations::new(rows, config.n_ff),
+            normed: Activations::new(config.n_embd, floats(normed)),
+            output: Activations::new(config.n_embd, weights.output.dtype.is_float()),
+            output_rest: Activations::new(config.n_embd, false),
+            attended: Activations::new(
+                config.n_head * config.head_dim,
+                floats(attended) || !decoder.heads_are_groups(),
+            ),
+            hidden: Activations::new(config.n_ff, floats(hidden)),
         }
     }
 }
@@ -93,6 +111,14 @@ struct UnitRows {
     partial: usize,
 }
 
+/// What a pass gives for every wanted row.
+pub enum Outcome {
+    /// Logits, `[wanted][n_vocab]`.
+    Logits(Vec<f32>),
+    /// The most likely token; `None` if no logit is above -inf.
+    Tokens(Vec<Option<u32>>),
+}
+
 /// One pass over the weights, shared by its workers.
 pub struct Pass {
     decoder: Arc<Decoder>,
@@ -109,7 +135,9 @@ pub struct Pass {
     units: Vec<UnitRows>,
     /// States and sums of single segments, when these run in parallel.
     partials: Option<(Shared<SoftmaxState>, Shared<f32>)>,
-    logits: Shared<f32>,
+    output: Output,
+    /// Whether only the most likely tokens are wanted.
+    choose: bool,
     stopped: AtomicBool,
 }
 
@@ -122,6 +150,7 @@ impl Pass {
         sequences: Vec<Vec<Arc<Page>>>,
         prompts: Vec<Option<Prompt>>,
         wanted: Vec<usize>,
+        choose: bool,
         workers: usize,
     ) -> Self {
         let config = &decoder.config;
@@ -161,16 +190,34 @@ impl Pass {
         buffers.normed.reset(rows.len());
         buffers.attended.reset(rows.len());
         buffers.hidden.reset(rows.len());
-        buffers.output.reset(output_rows(&decoder) * wanted.len());
-        let logits = Shared::zeroed(wanted.len() * config.n_vocab);
+        let (n, chooses) = (wanted.len(), choose && decoder.splits_output());
+        buffers.output.reset(if chooses || !decoder.splits_output() { n } else { 2 * n });
+        buffers.output_rest.reset(n);
+        let output = match chooses {
+            true => Output::Choices(Choices::new(workers, n)),
+            false => Output::Logits(Shared::zeroed(n * config.n_vocab)),
+        };
         let stopped = AtomicBool::new(false);
-        Self { buffers, rows, sequences, prompts, wanted, angles, units, partials, logits, stopped, decoder }
+        Self { choose, buffers, rows, sequences, prompts, wanted, angles, units, partials, output, stopped, decoder }
     }
 
-    /// The logits, `[wanted][n_vocab]`, and the buffers; `None` for the logits if the pass was stopped.
-    pub fn finish(self) -> (Option<Vec<f32>>, Buffers) {
-        let logits = (!self.stopped.into_inner()).then(|| self.logits.into_vec());
-        (logits, self.buffers)
+    /// What was wanted, and the buffers; `None` if the pass was stopped.
+    pub fn finish(self) -> (Option<Outcome>, Buffers) {
+        if self.stopped.into_inner() {
+            return (None, self.buffers);
+        }
+        let n_vocab = self.decoder.config.n_vocab;
+        let outcome = match self.output {
+            Output::Choices(choices) => Outcome::Tokens(choices.into_tokens()),
+            Output::Logits(logits) => {
+                let logits = logits.into_vec();
+                match self.choose {
+                    true => Outcome::Tokens(logits.chunks_exact(n_vocab).map(argmax).collect()),
+                    false => Outcome::Logits(logits),
+                }
+            }
+        };
+        (Some(outcome), self.buffers)
     }
 
     /// The program.
@@ -181,7 +228,7 @@ impl Pass {
             if worker.poll() {
                 self.stopped.store(true, Ordering::Relaxed);
             }
-            self.norm(worker, &layer.attn_norm);
+            self.norm(worker, &layer.attn_norm, &mut local);
             worker.barrier();
             if self.stopped.load(Ordering::Relaxed) {
                 return;
@@ -201,16 +248,19 @@ impl Pass {
             }
             self.add_product(worker, &layer.attn_output, &self.buffers.attended, &mut local);
             worker.barrier();
-            self.norm(worker, &layer.ffn_norm);
+            self.norm(worker, &layer.ffn_norm, &mut local);
             worker.barrier();
             self.activate(worker, layer, &mut local);
             worker.barrier();
             self.add_product(worker, &layer.ffn_down, &self.buffers.hidden, &mut local);
             worker.barrier();
         }
-        self.output_norm(worker);
+        self.output_norm(worker, &mut local);
         worker.barrier();
-        self.output(worker, &mut local);
+        match &self.output {
+            Output::Logits(logits) => self.output_logits(worker, logits, &mut local),
+            Output::Choices(choices) => self.choose(worker, choices, &mut local.results),
+        }
     }
 
     fn residual(&self, row: usize) -> Range<usize> {
@@ -225,14 +275,20 @@ impl Pass {
         }
     }
 
-    fn norm(&self, worker: &Worker<'_>, gain: &[f32]) {
-        let Decoder { config, kernels, .. } = &*self.decoder;
-        let normed = &self.buffers.normed;
+    fn norm(&self, worker: &Worker<'_>, gain: &[f32], local: &mut Local) {
         for row in worker.share(self.rows.len(), 1) {
-            let x = self.buffers.x.read(self.residual(row));
-            kernels.rms_norm(x, gain, config.rms_eps, normed.values(row, 0..config.n_embd));
-            normed.quantize(kernels, row);
+            let normed = self.normed(row, gain, &mut local.floats);
+            self.buffers.normed.put(&self.decoder.kernels, row, 0, normed);
         }
+    }
+
+    /// The normed residual of a row, as whole groups.
+    fn normed<'l>(&self, row: usize, gain: &[f32], floats: &'l mut Vec<f32>) -> &'l mut [f32] {
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        floats.clear();
+        floats.resize(config.n_embd.next_multiple_of(GROUP), 0.0);
+        kernels.rms_norm(self.buffers.x.read(self.residual(row)), gain, config.rms_eps, &mut floats[..config.n_embd]);
+        floats
     }
 
     /// Queries, keys and values.
@@ -298,7 +354,7 @@ impl Pass {
     /// The gated half of the feed-forward layer. A worker activates and quantises what it computed while that is in
     /// its cache.
     fn activate(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
-        let Decoder { config, kernels, .. } = &*self.decoder;
+        let kernels = &self.decoder.kernels;
         let Buffers { normed, hidden, .. } = &self.buffers;
         let rows = self.rows.len();
         let step = (RESULTS / rows).max(1).next_multiple_of(GROUP / TILE);
@@ -319,10 +375,6 @@ impl Pass {
                 let [gate, up] = &mut products;
                 kernels.swiglu(gate, up);
                 for (row, values) in gate.chunks_exact(width).enumerate() {
-                    if layer.ffn_down.dtype.is_float() {
-                        let columns = first * TILE..config.n_ff.min(tiles.end * TILE);
-                        hidden.values(row, columns.clone()).copy_from_slice(&values[..columns.len()]);
-                    }
                     hidden.put(kernels, row, first * TILE / GROUP, values);
                 }
                 local.hidden = products;

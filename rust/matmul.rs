@@ -13,49 +13,34 @@ use std::ops::Range;
 pub struct Activations {
     rows: usize,
     groups: usize,
-    values: Shared<f32>,
+    /// As they are, `[rows][columns]`, where they are kept.
+    floats: Option<Shared<f32>>,
+    /// See [`Rows::at`].
     quantised: Shared<ActivationGroup>,
 }
 
 impl Activations {
-    /// Room for `rows` rows of `columns` values.
-    pub fn new(rows: usize, columns: usize) -> Self {
+    /// No rows of `columns` values yet; kept as floats too, for weights that are floats, if `floats`.
+    pub fn new(columns: usize, floats: bool) -> Self {
         let groups = columns.div_ceil(GROUP);
-        Self {
-            rows,
-            groups,
-            values: Shared::zeroed(rows * groups * GROUP),
-            quantised: Shared::zeroed(rows.next_multiple_of(interleaved(rows)) * groups),
+        Self { rows: 0, groups, floats: floats.then(|| Shared::zeroed(0)), quantised: Shared::zeroed(0) }
+    }
+
+    /// Lays the buffer out for `rows` rows; values are what they are, or zero.
+    pub fn reset(&mut self, rows: usize) {
+        self.rows = rows;
+        let groups = rows.next_multiple_of(interleaved(rows)) * self.groups;
+        if groups > self.quantised.len() {
+            self.quantised = Shared::zeroed(groups);
+            if let Some(floats) = &mut self.floats {
+                *floats = Shared::zeroed(groups * GROUP);
+            }
         }
     }
 
-    /// Lays the buffer out for `rows` rows, no more than there is room for.
-    pub fn reset(&mut self, rows: usize) {
-        self.rows = rows;
-    }
-
-    /// Groups of 32 columns in a row.
-    pub fn groups(&self) -> usize {
-        self.groups
-    }
-
-    /// The float values of part of a row, to fill before [`Activations::quantize`]; see [`Shared::write`].
-    ///
-    /// Columns past the matrix's stay zero.
-    #[allow(clippy::mut_from_ref)]
-    pub fn values(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
-        let at = row * self.groups * GROUP;
-        self.values.write(at + columns.start..at + columns.end)
-    }
-
-    /// Quantises one row, whose values are complete.
-    pub fn quantize(&self, kernels: &Kernels, row: usize) {
-        let width = self.groups * GROUP;
-        self.put(kernels, row, 0, self.values.read(row * width..(row + 1) * width));
-    }
-
-    /// Quantises `values`, whole groups, as the groups of one row from `first` on.
+    /// Sets the values of one row from group `first` on; `values` are whole groups.
     pub fn put(&self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
+        self.put_floats(row, first * GROUP, values);
         let mut groups = [ActivationGroup::default(); QUANTISED];
         for (i, values) in values.chunks(QUANTISED * GROUP).enumerate() {
             let groups = &mut groups[..values.len() / GROUP];
@@ -67,19 +52,44 @@ impl Activations {
         }
     }
 
-    /// Makes row `to` of what quantising took off row `row`; the two together have twice the bits.
-    pub fn quantize_rest(&self, kernels: &Kernels, row: usize, to: usize) {
+    /// Sets some floats of a row, from column `first` on, where floats are kept.
+    pub fn put_floats(&self, row: usize, first: usize, values: &[f32]) {
+        if let Some(floats) = &self.floats {
+            let at = row * self.groups * GROUP + first;
+            floats.write(at..at + values.len()).copy_from_slice(values);
+        }
+    }
+
+    /// Quantises a row whose floats are complete.
+    ///
+    /// # Panics
+    /// If no floats are kept.
+    pub fn quantize(&self, kernels: &Kernels, row: usize) {
         let width = self.groups * GROUP;
-        let values = self.values.read(row * width..(row + 1) * width);
-        let rest = self.values(to, 0..width);
-        for (g, (rest, values)) in rest.chunks_exact_mut(GROUP).zip(values.chunks_exact(GROUP)).enumerate() {
+        let floats = self.floats.as_ref().expect("floats are kept");
+        self.put(kernels, row, 0, &floats.read(row * width..(row + 1) * width).to_vec());
+    }
+
+    /// Takes off `values`, a row of which `self` holds the quantised form, what that stands for.
+    pub fn subtract(&self, row: usize, values: &mut [f32]) {
+        for (g, values) in values.chunks_exact_mut(GROUP).enumerate() {
             let at = self.at(row, g);
             let group = &self.quantised.read(at..at + 1)[0];
-            for ((rest, value), &quant) in rest.iter_mut().zip(values).zip(&group.quants) {
-                *rest = f32::from(quant).mul_add(-group.scale, *value);
+            for (value, &quant) in values.iter_mut().zip(&group.quants) {
+                *value = f32::from(quant).mul_add(-group.scale, *value);
             }
         }
-        self.quantize(kernels, to);
+    }
+
+    /// Euclidean norm of a quantised row.
+    pub fn norm(&self, row: usize) -> f32 {
+        let square = |g| {
+            let at = self.at(row, g);
+            let group = &self.quantised.read(at..at + 1)[0];
+            let sum: i32 = group.quants.iter().map(|&q| i32::from(q) * i32::from(q)).sum();
+            f64::from(group.scale) * f64::from(group.scale) * f64::from(sum)
+        };
+        (0..self.groups).map(square).sum::<f64>().sqrt() as f32
     }
 
     /// The rows.
@@ -88,7 +98,7 @@ impl Activations {
             count: self.rows,
             groups: self.groups,
             interleaved: interleaved(self.rows),
-            values: self.values.read(0..self.rows * self.groups * GROUP),
+            values: self.floats.as_ref().map_or(&[], |floats| floats.read(0..self.rows * self.groups * GROUP)),
             quantised: self.quantised.read(0..self.quantised.len()),
         }
     }

@@ -3,7 +3,7 @@
 use crate::cache::{CacheShape, KvCache};
 use crate::config::Config;
 use crate::error::{room_for_logits, Error, Result};
-use crate::forward::{Buffers, Decoder, Pass, Row};
+use crate::forward::{Buffers, Decoder, Outcome, Pass, Row};
 use crate::gguf::GgufFile;
 use crate::kernels::Kernels;
 use crate::layout::check_tensors;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Rows of one pass; longer inputs go through in chunks.
-const MAX_ROWS: usize = 128;
+const MAX_ROWS: usize = 256;
 
 /// A loaded model; immutable, shared by any number of caches.
 pub struct CpuModel {
@@ -91,6 +91,39 @@ impl CpuModel {
     /// # Panics
     /// If a token is outside the vocabulary.
     pub fn forward(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
+        let tokens: usize = inputs.iter().map(|input| input.tokens.len()).sum();
+        let mut logits = match tokens {
+            // The one pass has room of its own.
+            0..=MAX_ROWS => Vec::new(),
+            _ => room_for_logits(inputs.iter().map(|input| input.logits).sum(), self.config().n_vocab)?,
+        };
+        self.passes_over(inputs, false, poll, |outcome| match outcome {
+            Outcome::Logits(part) if logits.capacity() == 0 => logits = part,
+            Outcome::Logits(part) => logits.extend(part),
+            Outcome::Tokens(_) => unreachable!("logits were asked for"),
+        })?;
+        Ok(logits)
+    }
+
+    /// As [`CpuModel::forward`], but returns only the token with the highest of the logits, the first among equals;
+    /// `None` if none is above -inf. Faster, since most logits need not be computed in full.
+    pub fn choose(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<Option<u32>>> {
+        let mut tokens = Vec::new();
+        self.passes_over(inputs, true, poll, |outcome| match outcome {
+            Outcome::Tokens(part) => tokens.extend(part),
+            Outcome::Logits(_) => unreachable!("tokens were asked for"),
+        })?;
+        Ok(tokens)
+    }
+
+    /// Runs the passes that `inputs` take.
+    fn passes_over(
+        &self,
+        inputs: &mut [Input<'_>],
+        choose: bool,
+        poll: &mut dyn FnMut() -> bool,
+        mut take: impl FnMut(Outcome),
+    ) -> Result<()> {
         let mut rows = Vec::new();
         let mut wanted = Vec::new();
         let mut sequences = Vec::new();
@@ -104,24 +137,14 @@ impl CpuModel {
                 wanted.push(input.tokens.len() - i <= input.logits);
             }
         }
-        let mut logits = match rows.len() {
-            // The one pass has room of its own.
-            0..=MAX_ROWS => Vec::new(),
-            _ => room_for_logits(wanted.iter().filter(|&&wanted| wanted).count(), self.config().n_vocab)?,
-        };
         for (rows, wanted) in rows.chunks(MAX_ROWS).zip(wanted.chunks(MAX_ROWS)) {
             let wanted = (0..wanted.len()).filter(|&i| wanted[i]).collect();
-            let part = self.pass(rows.to_vec(), sequences.clone(), prompts.clone(), wanted, poll)?;
-            if logits.capacity() == 0 {
-                logits = part;
-            } else {
-                logits.extend(part);
-            }
+            take(self.pass(rows.to_vec(), sequences.clone(), prompts.clone(), wanted, choose, poll)?);
         }
         for input in inputs {
             input.cache.commit(input.tokens.len());
         }
-        Ok(logits)
+        Ok(())
     }
 
     fn pass(
@@ -130,25 +153,27 @@ impl CpuModel {
         sequences: Vec<Vec<Arc<crate::cache::Page>>>,
         prompts: Vec<Option<Prompt>>,
         wanted: Vec<usize>,
+        choose: bool,
         poll: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<f32>> {
-        let buffers = self.buffers(rows.len());
-        let pass = Arc::new(Pass::new(self.decoder.clone(), buffers, rows, sequences, prompts, wanted, self.threads));
+    ) -> Result<Outcome> {
+        let (buffers, workers) = (self.buffers(rows.len()), self.threads);
+        let pass = Pass::new(self.decoder.clone(), buffers, rows, sequences, prompts, wanted, choose, workers);
+        let pass = Arc::new(pass);
         let program = pass.clone();
         let workers = threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);
         let pass = Arc::into_inner(pass).expect("workers drop the program before a run ends");
-        let (logits, buffers) = pass.finish();
+        let (outcome, buffers) = pass.finish();
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
         let workers = workers.ok_or(Error::Interrupted)?;
         self.passes[0].fetch_add(1, Ordering::Relaxed);
         self.passes[1].fetch_add(u64::from(workers < self.threads), Ordering::Relaxed);
-        logits.ok_or(Error::Interrupted)
+        outcome.ok_or(Error::Interrupted)
     }
 
     /// Idle buffers with room for `rows` rows, or new ones; smaller ones are dropped.
     fn buffers(&self, rows: usize) -> Buffers {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|buffers| buffers.rows >= rows);
-        idle.pop().unwrap_or_else(|| Buffers::new(self.config(), rows.next_power_of_two().clamp(16, MAX_ROWS)))
+        idle.pop().unwrap_or_else(|| Buffers::new(&self.decoder, rows.next_power_of_two().clamp(16, MAX_ROWS)))
     }
 }

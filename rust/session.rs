@@ -225,6 +225,23 @@ impl Session {
         Ok(logits)
     }
 
+    /// As [`Session::forward`], but returns only the token with the highest of the logits, the first among equals; `None`
+    /// if none is above -inf.
+    ///
+    /// # Errors
+    /// As of [`Session::forward`].
+    pub fn choose(
+        &mut self,
+        tokens: &[u32],
+        logits: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<Option<u32>>> {
+        self.check(tokens, logits)?;
+        let chosen = self.model.engine.choose(&mut self.cache, tokens, logits, poll)?;
+        self.tokens.extend_from_slice(tokens);
+        Ok(chosen)
+    }
+
     /// As [`Session::forward`], for a whole prompt: in pieces, between which `progress` is told how many tokens are done
     /// and says whether to go on; and attending to what the pattern of `prompt` keeps.
     ///

@@ -33,7 +33,7 @@ impl Pass {
                 if let Some(selection) = selection {
                     selection.correct(&unit, total);
                 }
-                self.put_attended(layer, rows, item % heads, local);
+                self.put_attended(rows, item % heads, local);
             }
             return;
         };
@@ -68,7 +68,7 @@ impl Pass {
                 let sums = sums.read(span.start * unit.width..span.end * unit.width);
                 local.total.merge(&self.decoder.kernels, states.read(span), sums);
             }
-            self.put_attended(layer, rows, item % heads, local);
+            self.put_attended(rows, item % heads, local);
         }
     }
 
@@ -104,22 +104,19 @@ impl Pass {
         unit
     }
 
-    /// Divides `local.total` by its sums and puts it where the output product of `layer` reads.
-    fn put_attended(&self, layer: usize, rows: &UnitRows, head: usize, local: &mut Local) {
+    /// Divides `local.total` by its sums and puts it where the output product reads.
+    fn put_attended(&self, rows: &UnitRows, head: usize, local: &mut Local) {
         let Decoder { config, kernels, .. } = &*self.decoder;
         let group = config.n_head / config.n_head_kv;
         let width = config.head_dim.next_multiple_of(16);
         let out = local.total.finish(kernels);
-        let quantised = self.decoder.heads_are_groups();
-        let floats = !quantised || self.decoder.weights.layers[layer].attn_output.dtype.is_float();
+        let whole = self.decoder.heads_are_groups();
         for (i, out) in out.chunks_exact(width).enumerate() {
             let at = (head * group + i % group) * config.head_dim;
             let (row, out) = (rows.rows.start + i / group, &out[..config.head_dim]);
-            if floats {
-                self.buffers.attended.values(row, at..at + config.head_dim).copy_from_slice(out);
-            }
-            if quantised {
-                self.buffers.attended.put(kernels, row, at / GROUP, out);
+            match whole {
+                true => self.buffers.attended.put(kernels, row, at / GROUP, out),
+                false => self.buffers.attended.put_floats(row, at, out),
             }
         }
     }

@@ -16,7 +16,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-pub use avx512::{blend, multiply_f16, quantize, rms_norm, rope, scale, softmax_rows, swiglu, to_f16};
+pub use avx512::{blend, multiply_f16, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_f16};
 
 /// Fewest rows for which the unit pays.
 const FEWEST: usize = 16;

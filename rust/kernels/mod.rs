@@ -36,6 +36,7 @@ pub struct Kernels {
     swiglu: unsafe fn(&mut [f32], &[f32]),
     quantize: unsafe fn(&[f32], &mut [ActivationGroup]),
     softmax_rows: unsafe fn(&mut [f32], usize, usize, &mut [SoftmaxState], &mut [f32]),
+    screen: unsafe fn(&[f32; TILE], &[f32; TILE], f32, &mut f32) -> bool,
     scale: unsafe fn(&mut [f32], f32),
     blend: unsafe fn(&mut [f32], f32, &[f32], f32),
 }
@@ -53,6 +54,7 @@ macro_rules! table {
             swiglu: $module::swiglu,
             quantize: $module::quantize,
             softmax_rows: $module::softmax_rows,
+            screen: $module::screen,
             scale: $module::scale,
             blend: $module::blend,
         }
@@ -162,6 +164,8 @@ impl Kernels {
         softmax_rows(
             scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]
         );
+        /// See [`vector::screen`].
+        screen(values: &[f32; TILE], norms: &[f32; TILE], error: f32, low: &mut f32) -> bool;
         /// See [`vector::scale`].
         scale(x: &mut [f32], factor: f32);
         /// See [`vector::blend`].

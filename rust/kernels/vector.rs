@@ -184,6 +184,17 @@ pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
     }
 }
 
+/// Whether any of 16 values, each known to within `error` times its norm, can be as high as `low`, which is first raised to
+/// what one of them is at least.
+#[inline(always)]
+pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut f32) -> bool {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let high: [f32; LANES] = std::array::from_fn(|i| norms[i].mul_add(error, values[i]));
+    let least: [f32; LANES] = std::array::from_fn(|i| norms[i].mul_add(-error, values[i]));
+    *low = larger(*low, fold(least, larger));
+    fold(high, larger) >= *low
+}
+
 /// Compiles this module's functions for a set of target features, under the same names.
 macro_rules! instantiate {
     ($features:literal) => {
@@ -225,6 +236,11 @@ macro_rules! instantiate_all_but_quantize {
             factors: &mut [f32],
         ) {
             vector::softmax_rows(scores, valid, group, states, factors)
+        }
+        /// As [`vector::screen`].
+        #[target_feature(enable = $features)]
+        pub fn screen(values: &[f32; 16], norms: &[f32; 16], error: f32, low: &mut f32) -> bool {
+            vector::screen(values, norms, error, low)
         }
         /// As [`vector::scale`].
         #[target_feature(enable = $features)]

@@ -7,7 +7,7 @@
 mod measured;
 
 use _specrs::blocks::GgmlType;
-use _specrs::kernels::layout::{quant_bytes, scale_bytes, interleaved, ActivationGroup, Rows, Tiles, GROUP, TILE};
+use _specrs::kernels::layout::{interleaved, quant_bytes, scale_bytes, ActivationGroup, Rows, Tiles, GROUP, TILE};
 use _specrs::kernels::Kernels;
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use measured::median_seconds;

@@ -5,6 +5,7 @@
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
 mod attend;
+mod buffers;
 mod choose;
 mod output;
 
@@ -20,8 +21,9 @@ use crate::matmul::{multiply, Activations, RESULTS};
 use crate::pattern::{Prompt, Selection};
 use crate::threads::Worker;
 use crate::weights::{Layer, Matrix, Weights};
-use half::f16;
+pub use buffers::Buffers;
 use choose::Choices;
+use half::f16;
 use output::Output;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,54 +43,6 @@ impl Decoder {
     /// Whether the outputs of an attention head are whole groups of activations.
     fn heads_are_groups(&self) -> bool {
         self.config.head_dim.is_multiple_of(GROUP)
-    }
-}
-
-/// Intermediate results of a pass, reused from one to the next.
-pub struct Buffers {
-    /// Rows there is room for.
-    pub rows: usize,
-    /// The residual stream.
-    x: Shared<f32>,
-    /// Queries, keys and values.
-    qkv: Shared<f32>,
-    /// Normed input of the layers' products.
-    normed: Activations,
-    /// Normed input of the output product, and for logits what quantising took off it.
-    output: Activations,
-    /// That rest, where only the most likely tokens are wanted.
-    output_rest: Activations,
-    /// Attention output.
-    attended: Activations,
-    /// Activated feed-forward values.
-    hidden: Activations,
-}
-
-impl Buffers {
-    /// Room for `rows` rows.
-    pub fn new(decoder: &Decoder, rows: usize) -> Self {
-        let Decoder { config, weights, .. } = decoder;
-        let floats = |has: fn(&Layer) -> Vec<&Matrix>| {
-            weights.layers.iter().flat_map(has).any(|matrix| matrix.dtype.is_float())
-        };
-        let [normed, attended, hidden]: [fn(&Layer) -> Vec<&Matrix>; 3] = [
-            |layer| layer.qkv.iter().chain([&layer.ffn_gate, &layer.ffn_up]).collect(),
-            |layer| vec![&layer.attn_output],
-            |layer| vec![&layer.ffn_down],
-        ];
-        Self {
-            rows,
-            x: Shared::zeroed(rows * config.n_embd),
-            qkv: Shared::zeroed(rows * (config.n_head + 2 * config.n_head_kv) * config.head_dim),
-            normed: Activations::new(config.n_embd, floats(normed)),
-            output: Activations::new(config.n_embd, weights.output.dtype.is_float()),
-            output_rest: Activations::new(config.n_embd, false),
-            attended: Activations::new(
-                config.n_head * config.head_dim,
-                floats(attended) || !decoder.heads_are_groups(),
-            ),
-            hidden: Activations::new(config.n_ff, floats(hidden)),
-        }
     }
 }
 
@@ -119,40 +73,38 @@ pub enum Outcome {
     Tokens(Vec<Option<u32>>),
 }
 
+/// What a pass is to do.
+pub struct Task {
+    /// The tokens; those of one sequence stand together and in order.
+    pub rows: Vec<Row>,
+    /// Pages of every sequence.
+    pub sequences: Vec<Vec<Arc<Page>>>,
+    /// What the rows of each attend to; `None` is everything.
+    pub prompts: Vec<Option<Prompt>>,
+    /// The rows of which an outcome is wanted.
+    pub wanted: Vec<usize>,
+    /// Whether that is only the most likely token.
+    pub choose: bool,
+}
+
 /// One pass over the weights, shared by its workers.
 pub struct Pass {
     decoder: Arc<Decoder>,
     buffers: Buffers,
-    rows: Vec<Row>,
-    /// Pages of every sequence.
-    sequences: Vec<Vec<Arc<Page>>>,
-    /// What its rows attend to; `None` is everything.
-    prompts: Vec<Option<Prompt>>,
-    /// Rows whose logits are wanted.
-    wanted: Vec<usize>,
+    task: Task,
     /// Cosines and sines of every row's rotation, `[rows][pairs]` each.
     angles: [Vec<f32>; 2],
     units: Vec<UnitRows>,
     /// States and sums of single segments, when these run in parallel.
     partials: Option<(Shared<SoftmaxState>, Shared<f32>)>,
     output: Output,
-    /// Whether only the most likely tokens are wanted.
-    choose: bool,
     stopped: AtomicBool,
 }
 
 impl Pass {
-    /// Plans a pass over `rows`; those of one sequence stand together and in order.
-    pub fn new(
-        decoder: Arc<Decoder>,
-        mut buffers: Buffers,
-        rows: Vec<Row>,
-        sequences: Vec<Vec<Arc<Page>>>,
-        prompts: Vec<Option<Prompt>>,
-        wanted: Vec<usize>,
-        choose: bool,
-        workers: usize,
-    ) -> Self {
+    /// Plans a pass that `workers` workers will share.
+    pub fn new(decoder: Arc<Decoder>, mut buffers: Buffers, task: Task, workers: usize) -> Self {
+        let Task { rows, prompts, wanted, choose, .. } = &task;
         let config = &decoder.config;
         let angle = |row: &Row| {
             let position = row.position as f64;
@@ -190,7 +142,7 @@ impl Pass {
         buffers.normed.reset(rows.len());
         buffers.attended.reset(rows.len());
         buffers.hidden.reset(rows.len());
-        let (n, chooses) = (wanted.len(), choose && decoder.splits_output());
+        let (n, chooses) = (wanted.len(), *choose && decoder.splits_output());
         buffers.output.reset(if chooses || !decoder.splits_output() { n } else { 2 * n });
         buffers.output_rest.reset(n);
         let output = match chooses {
@@ -198,7 +150,7 @@ impl Pass {
             false => Output::Logits(Shared::zeroed(n * config.n_vocab)),
         };
         let stopped = AtomicBool::new(false);
-        Self { choose, buffers, rows, sequences, prompts, wanted, angles, units, partials, output, stopped, decoder }
+        Self { buffers, task, angles, units, partials, output, stopped, decoder }
     }
 
     /// What was wanted, and the buffers; `None` if the pass was stopped.
@@ -211,7 +163,7 @@ impl Pass {
             Output::Choices(choices) => Outcome::Tokens(choices.into_tokens()),
             Output::Logits(logits) => {
                 let logits = logits.into_vec();
-                match self.choose {
+                match self.task.choose {
                     true => Outcome::Tokens(logits.chunks_exact(n_vocab).map(argmax).collect()),
                     false => Outcome::Logits(logits),
                 }
@@ -269,14 +221,14 @@ impl Pass {
     }
 
     fn embed(&self, worker: &Worker<'_>) {
-        for row in worker.share(self.rows.len(), 1) {
+        for row in worker.share(self.task.rows.len(), 1) {
             let x = self.buffers.x.write(self.residual(row));
-            self.decoder.weights.embedding.row(self.rows[row].token as usize, x);
+            self.decoder.weights.embedding.row(self.task.rows[row].token as usize, x);
         }
     }
 
     fn norm(&self, worker: &Worker<'_>, gain: &[f32], local: &mut Local) {
-        for row in worker.share(self.rows.len(), 1) {
+        for row in worker.share(self.task.rows.len(), 1) {
             let normed = self.normed(row, gain, &mut local.floats);
             self.buffers.normed.put(&self.decoder.kernels, row, 0, normed);
         }
@@ -316,9 +268,9 @@ impl Pass {
         let dim = config.head_dim;
         local.halves.resize(2 * dim, f16::ZERO);
         let (key_half, value_half) = local.halves.split_at_mut(dim);
-        for unit in worker.share(self.rows.len() * config.n_head_kv, 1) {
+        for unit in worker.share(self.task.rows.len() * config.n_head_kv, 1) {
             let (row, head) = (unit / config.n_head_kv, unit % config.n_head_kv);
-            let Row { sequence, position, .. } = self.rows[row];
+            let Row { sequence, position, .. } = self.task.rows[row];
             let key = self.head(row, config.n_head + head);
             local.floats.clear();
             local.floats.extend_from_slice(self.buffers.qkv.read(key));
@@ -326,7 +278,7 @@ impl Pass {
             kernels.to_f16(&local.floats, key_half);
             let value = self.head(row, config.n_head + config.n_head_kv + head);
             kernels.to_f16(self.buffers.qkv.read(value), value_half);
-            let page = &self.sequences[sequence][position / crate::cache::PAGE];
+            let page = &self.task.sequences[sequence][position / crate::cache::PAGE];
             page.store(layer, head, position % crate::cache::PAGE, key_half, value_half);
         }
     }
@@ -346,8 +298,8 @@ impl Pass {
 
     /// Quantises the attention output, where heads did not do it themselves.
     fn quantize_attended(&self, worker: &Worker<'_>) {
-        for row in worker.share(self.rows.len(), 1) {
-            self.buffers.attended.quantize(&self.decoder.kernels, row);
+        for row in worker.share(self.task.rows.len(), 1) {
+            self.buffers.attended.finish(&self.decoder.kernels, row);
         }
     }
 
@@ -356,7 +308,7 @@ impl Pass {
     fn activate(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
         let kernels = &self.decoder.kernels;
         let Buffers { normed, hidden, .. } = &self.buffers;
-        let rows = self.rows.len();
+        let rows = self.task.rows.len();
         let step = (RESULTS / rows).max(1).next_multiple_of(GROUP / TILE);
         while let Some(share) = worker.claim(layer.ffn_gate.tile_count(), self.step(GROUP / TILE)) {
             for first in share.clone().step_by(step) {
@@ -394,7 +346,7 @@ impl Pass {
 
     /// Tiles that are worth a claim of their own, a multiple of `least`: the fewer rows, the more.
     fn step(&self, least: usize) -> usize {
-        (CLAIM / self.rows.len()).max(1).next_multiple_of(least)
+        (CLAIM / self.task.rows.len()).max(1).next_multiple_of(least)
     }
 
     /// Multiplies some tiles with all rows of `input`: `sink(row, columns, values)`; the last tile may have fewer columns

@@ -23,6 +23,9 @@ pub mod gguf;
 pub mod config;
 pub mod layout;
 
+pub mod noise;
+pub mod distribution;
+
 pub mod kernels;
 pub mod threads;
 pub mod weights;
@@ -44,8 +47,6 @@ pub mod text_stream;
 
 pub mod ngrams;
 pub mod suffix;
-pub mod noise;
-pub mod distribution;
 pub mod sampling;
 
 #[cfg(feature = "python")]

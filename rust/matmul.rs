@@ -41,6 +41,10 @@ impl Activations {
     /// Sets the values of one row from group `first` on; `values` are whole groups.
     pub fn put(&self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
         self.put_floats(row, first * GROUP, values);
+        self.quantise(kernels, row, first, values);
+    }
+
+    fn quantise(&self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
         let mut groups = [ActivationGroup::default(); QUANTISED];
         for (i, values) in values.chunks(QUANTISED * GROUP).enumerate() {
             let groups = &mut groups[..values.len() / GROUP];
@@ -60,14 +64,14 @@ impl Activations {
         }
     }
 
-    /// Quantises a row whose floats are complete.
+    /// Completes a row of which [`Activations::put_floats`] set all parts.
     ///
     /// # Panics
     /// If no floats are kept.
-    pub fn quantize(&self, kernels: &Kernels, row: usize) {
+    pub fn finish(&self, kernels: &Kernels, row: usize) {
         let width = self.groups * GROUP;
         let floats = self.floats.as_ref().expect("floats are kept");
-        self.put(kernels, row, 0, &floats.read(row * width..(row + 1) * width).to_vec());
+        self.quantise(kernels, row, 0, floats.read(row * width..(row + 1) * width));
     }
 
     /// Takes off `values`, a row of which `self` holds the quantised form, what that stands for.

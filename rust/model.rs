@@ -3,7 +3,7 @@
 use crate::cache::{CacheShape, KvCache};
 use crate::config::Config;
 use crate::error::{room_for_logits, Error, Result};
-use crate::forward::{Buffers, Decoder, Outcome, Pass, Row};
+use crate::forward::{Buffers, Decoder, Outcome, Pass, Row, Task};
 use crate::gguf::GgufFile;
 use crate::kernels::Kernels;
 use crate::layout::check_tensors;
@@ -139,7 +139,8 @@ impl CpuModel {
         }
         for (rows, wanted) in rows.chunks(MAX_ROWS).zip(wanted.chunks(MAX_ROWS)) {
             let wanted = (0..wanted.len()).filter(|&i| wanted[i]).collect();
-            take(self.pass(rows.to_vec(), sequences.clone(), prompts.clone(), wanted, choose, poll)?);
+            let (sequences, prompts) = (sequences.clone(), prompts.clone());
+            take(self.pass(Task { rows: rows.to_vec(), sequences, prompts, wanted, choose }, poll)?);
         }
         for input in inputs {
             input.cache.commit(input.tokens.len());
@@ -147,17 +148,9 @@ impl CpuModel {
         Ok(())
     }
 
-    fn pass(
-        &self,
-        rows: Vec<Row>,
-        sequences: Vec<Vec<Arc<crate::cache::Page>>>,
-        prompts: Vec<Option<Prompt>>,
-        wanted: Vec<usize>,
-        choose: bool,
-        poll: &mut dyn FnMut() -> bool,
-    ) -> Result<Outcome> {
-        let (buffers, workers) = (self.buffers(rows.len()), self.threads);
-        let pass = Pass::new(self.decoder.clone(), buffers, rows, sequences, prompts, wanted, choose, workers);
+    fn pass(&self, task: Task, poll: &mut dyn FnMut() -> bool) -> Result<Outcome> {
+        let buffers = self.buffers(task.rows.len());
+        let pass = Pass::new(self.decoder.clone(), buffers, task, self.threads);
         let pass = Arc::new(pass);
         let program = pass.clone();
         let workers = threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);

@@ -8,7 +8,9 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::{GgufFile, TensorInfo};
 use crate::kernels::layout::with_layout;
-use crate::kernels::layout::{pack_group, quant_bytes, scale_bytes, Layout, Tile, Tiles, GROUP, GROUP_QUANTS, SUPER, TILE};
+use crate::kernels::layout::{
+    pack_group, quant_bytes, scale_bytes, Layout, Tile, Tiles, GROUP, GROUP_QUANTS, SUPER, TILE,
+};
 use crate::kernels::scalar::{lane, row_weights, unpack_one};
 use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
@@ -244,6 +246,13 @@ pub struct Layer {
     pub ffn_down: Matrix,
 }
 
+impl Layer {
+    /// Its matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.qkv.iter().chain([&self.attn_output, &self.ffn_gate, &self.ffn_up, &self.ffn_down])
+    }
+}
+
 /// All weights of a model.
 pub struct Weights {
     /// Token embeddings, one row a token.
@@ -342,7 +351,14 @@ impl Weights {
             })
             .collect::<Result<_>>()?;
         let output = if tied { embedding.clone() } else { Arc::new(next()) };
-        Ok(Self { embedding, layers, output_norm: vector(file, "output_norm.weight")?, output, bytes: end, output_norms: OnceLock::new() })
+        Ok(Self {
+            embedding,
+            layers,
+            output_norm: vector(file, "output_norm.weight")?,
+            output,
+            bytes: end,
+            output_norms: OnceLock::new(),
+        })
     }
 }
 

@@ -192,6 +192,10 @@ class Session:
     def forward_all_positions(self, tokens: Any) -> npt.NDArray[np.float32]:
         return self.forward_last(tokens, len(tokens))
 
+    def choose_last(self, tokens: Any, positions: int) -> list[int | None]:
+        chosen: list[int | None] = self.forward_last(tokens, positions).argmax(axis=1).tolist()
+        return chosen
+
     def forward_last(self, tokens: Any, positions: int) -> npt.NDArray[np.float32]:
         ids = [index(token) for token in tokens]
         if not 1 <= positions <= len(ids):

@@ -138,6 +138,17 @@ def test_the_three_forwards_agree(load: Load) -> None:
         assert np.array_equal(some, every[-positions:])
 
 
+@pytest.mark.parametrize("quant", ["Q4_1", "Q6_K", "F16"])
+def test_chosen_tokens_are_those_with_the_highest_logits(load: Load, quant: str) -> None:
+    _, model = load(quant=quant, n_embd=256, n_ff=256)
+    for start in range(20):
+        tokens = [(token + start) % model.n_vocab for token in TOKENS]
+        logits = model.session().forward_all_positions(tokens)
+        session = model.session()
+        assert session.choose_last(tokens, len(tokens)) == logits.argmax(axis=1).tolist()
+        assert session.tokens == tokens
+
+
 @pytest.mark.parametrize("positions", [0, -1, len(TOKENS) + 1])
 def test_forward_last_refuses_rows_it_has_not(load: Load, positions: int) -> None:
     session = load(quant="Q4_0")[1].session()

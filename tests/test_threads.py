@@ -165,7 +165,7 @@ def test_a_thread_loads_while_the_main_thread_computes(
 def test_passes_are_counted(tiny: Callable[..., Path], threads: int) -> None:
     model = Model(tiny(quant="Q4_0"), threads=threads)
     assert model.passes == (0, 0)
-    model.session().forward(random_ids(model, 200))  # two passes of at most 128 rows
+    model.session().forward(random_ids(model, 400))  # two passes of at most 256 rows
     passes, short = model.passes
     assert passes == 2
     assert 0 <= short <= (passes if threads > 1 else 0)

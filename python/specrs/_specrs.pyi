@@ -136,6 +136,12 @@ class Session:
         """Append `tokens`; logits [len(tokens), n_vocab] after each of them."""
     def forward_last(self, tokens: TokenIds, positions: int) -> npt.NDArray[np.float32]:
         """Append `tokens`; logits [positions, n_vocab] after the last `positions` of them."""
+    def choose_last(self, tokens: TokenIds, positions: int) -> list[int | None]:
+        """Append `tokens`; the ids with the highest logits after the last `positions` of them.
+
+        The first id among equals, as of `forward_last(...).argmax(axis=1)`, but without computing all
+        logits. None where no logit is above -inf.
+        """
     def prefill(
         self,
         tokens: TokenIds,

@@ -6,15 +6,10 @@ import math
 import threading
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING
 
 from .arguments import checked_positive, checked_share
 from .drafters import Follower, LanguageModel
 from .sampling import Sampling
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 class DraftModel:
@@ -45,6 +40,9 @@ class DraftModel:
         self._sampled = Follower()  # its ids are those of the sampler
         self._end_ids = frozenset(draft_llm.tokenizer.end_ids)
         self._padding = [i for i, text in enumerate(_vocabulary(draft_llm)) if text is None]
+        # Whether the token with the highest logit is all a guess takes to know.
+        self._can_take_highest = self.p_min == 0 and not self._padding
+        self._takes_highest = self._can_take_highest
         self._fits: LanguageModel | None = None
 
     def check_target(self, target: LanguageModel) -> None:
@@ -92,6 +90,7 @@ class DraftModel:
         """
         twin = copy(self)
         twin._sampler, twin._sampled = sampling.sampler(prompt_tokens), Follower()
+        twin._takes_highest = self._can_take_highest and sampling.takes_highest
         return twin
 
     def propose(self, tokens: Sequence[int], k: int) -> list[int]:
@@ -101,38 +100,33 @@ class DraftModel:
         if k <= 0 or not tokens:
             return []
         with self._lock:
-            logits = self._evaluate(tokens)
-            if logits is None:
+            fresh = self._fresh(tokens)
+            if max(fresh) >= self.draft_llm.n_vocab:  # one of the target's padding rows
                 return []
-            self._follow(tokens)
+            if not self._takes_highest:
+                self._follow(tokens)
             draft: list[int] = []
             while True:
-                guess = self._guess(logits)
+                guess = self._guess(fresh)
                 if guess is None:
                     break
                 draft.append(guess)
                 if len(draft) == k or guess in self._end_ids:
                     break
-                logits = self._session.forward([guess])
-                self._follower.ids.append(guess)
+                fresh = [guess]
         return draft
 
-    def _evaluate(self, tokens: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        """Bring the session to `tokens`; logits [n_vocab] after them, None if unreadable."""
+    def _fresh(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Cut the session back to what it shares with `tokens`; return what it lacks of them."""
         session, ids = self._session, self._follower.ids
         if len(session) != len(ids):  # an interrupt fell between the two
             session.reset()
             self._follower.forget()
         # The last token is evaluated again even if it is cached: its logits are gone.
         common = min(self._follower.common(tokens), len(tokens) - 1)
-        fresh = tokens[common:]
         session.truncate(common)
         del ids[common:]
-        if max(fresh) >= self.draft_llm.n_vocab:  # one of the target's padding rows
-            return None
-        logits = session.forward(fresh)
-        ids.extend(fresh)
-        return logits
+        return tokens[common:]
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Bring the sampler to `tokens`."""
@@ -146,8 +140,14 @@ class DraftModel:
         sampler.extend(tokens[common:])
         ids.extend(tokens[common:])
 
-    def _guess(self, logits: npt.NDArray[np.float32]) -> int | None:
-        """Choose an id that is a token; None if the draft is not sure enough of it."""
+    def _guess(self, fresh: Sequence[int]) -> int | None:
+        """Evaluate `fresh` and choose what follows; None if the draft is not sure enough of it."""
+        if self._takes_highest:
+            (highest,) = self._session.choose_last(fresh, 1)
+            self._follower.ids.extend(fresh)
+            return highest
+        logits = self._session.forward(fresh)
+        self._follower.ids.extend(fresh)
         if self._padding:
             logits[self._padding] = -math.inf
         guess = self._sampler.pick(logits)

@@ -150,8 +150,12 @@ def steps(
                 if attention is not None and len(unseen) > 1:
                     session.prefill(unseen[:-1], attention=attention)
                     unseen = unseen[-1:]
-                logits = session.forward_last(unseen + draft, 1 + len(draft))
-                made = verify(picker.picks(logits), draft)
+                rows, wanted = unseen + draft, 1 + len(draft)
+                if picker.needs_logits:
+                    picks = picker.picks(session.forward_last(rows, wanted))
+                else:
+                    picks = picker.known(session.choose_last(rows, wanted))
+                made = verify(picks, draft)
                 accepted = len(made) - 1
                 for count, token in enumerate(made, 1):
                     if ends(token):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,17 @@ class Sampling:
         # A copy: what was checked stays what is used.
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
+    @property
+    def takes_highest(self) -> bool:
+        """Whether every choice is the token with the highest of the model's own logits."""
+        return (
+            self.temperature == 0
+            and self.repetition_penalty == 1
+            and self.frequency_penalty == self.presence_penalty == 0
+            and not self.logit_bias
+            and self.logits_processor is None
+        )
+
     def check_vocabulary(self, n_vocab: int) -> None:
         """Raise ValueError if a bias concerns no token of a vocabulary of `n_vocab`."""
         for token in self.logit_bias or ():
@@ -189,12 +200,14 @@ class Picker:
 
     Attributes:
         logprobs: One for each choice of the last call of `picks`; None if not asked for.
+        needs_logits: Whether choices take more than to know the token with the highest logit.
     """
 
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], logprobs: int | None = None
     ) -> None:
         self.logprobs: list[TokenLogprob] | None = None
+        self.needs_logits = logprobs is not None or not sampling.takes_highest
         self._top = logprobs
         self._sampler = sampling.sampler(len(prompt))
         self._sampler.extend(prompt)
@@ -220,6 +233,13 @@ class Picker:
             if self.logprobs is not None:
                 logprob, top = self._sampler.log_probabilities(row, token, self._top or 0)
                 self.logprobs.append(TokenLogprob(token, logprob, tuple(top)))
+            yield token
+
+    def known(self, highest: Iterable[int | None]) -> Iterator[int]:
+        """Give choice after choice where these are the tokens with the `highest` logits."""
+        for token in highest:
+            if token is None:
+                raise ValueError("no token can be chosen: every logit is -inf or NaN")
             yield token
 
     def _processed(

@@ -21,7 +21,7 @@ impl Pass {
                 }
                 let rows = &self.units[item / heads];
                 let unit = self.unit(layer, rows, item % heads, local);
-                let prompt = self.prompts[self.rows[rows.rows.start].sequence].as_ref();
+                let prompt = self.task.prompts[self.task.rows[rows.rows.start].sequence].as_ref();
                 let Local { queries, selection, total, work, .. } = local;
                 let n_layer = self.decoder.config.n_layer;
                 let selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
@@ -74,10 +74,10 @@ impl Pass {
 
     fn unit_without_queries(&self, layer: usize, rows: &UnitRows, head: usize) -> Unit<'_> {
         let config = &self.decoder.config;
-        let Row { sequence, position, .. } = self.rows[rows.rows.start];
+        let Row { sequence, position, .. } = self.task.rows[rows.rows.start];
         Unit {
             kernels: &self.decoder.kernels,
-            pages: &self.sequences[sequence],
+            pages: &self.task.sequences[sequence],
             layer,
             head,
             position,

@@ -56,8 +56,9 @@ impl Pass {
         let Decoder { config, kernels, weights } = &*self.decoder;
         let rows = self.buffers.output.rows();
         // As wide as the second part of a logit can be, and a little wider for the rounding of all that is summed.
-        let errors: Vec<f32> =
-            (0..self.wanted.len()).map(|row| 1.001 * self.buffers.output_rest.norm(row) + f32::MIN_POSITIVE).collect();
+        let errors: Vec<f32> = (0..self.task.wanted.len())
+            .map(|row| 1.001 * self.buffers.output_rest.norm(row) + f32::MIN_POSITIVE)
+            .collect();
         let mut found = vec![Found { low: f32::NEG_INFINITY, candidates: Vec::new() }; errors.len()];
         let norms = weights.output_norms();
         while let Some(tiles) = worker.claim(weights.output.tile_count(), CLAIM) {
@@ -78,7 +79,7 @@ impl Pass {
         }
         *lock(&choices.found[worker.index]) = found;
         worker.barrier();
-        for row in (worker.index..self.wanted.len()).step_by(worker.count) {
+        for row in (worker.index..self.task.wanted.len()).step_by(worker.count) {
             let found: Vec<Found> = choices.found.iter().filter_map(|found| lock(found).get(row).cloned()).collect();
             let low = found.iter().fold(f32::NEG_INFINITY, |low, found| low.max(found.low));
             let mut candidates: Vec<_> = found.into_iter().flat_map(|found| found.candidates).collect();

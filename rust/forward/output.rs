@@ -33,13 +33,13 @@ impl Pass {
     pub(super) fn output_norm(&self, worker: &Worker<'_>, local: &mut Local) {
         let Decoder { kernels, weights, .. } = &*self.decoder;
         let Buffers { output, output_rest, .. } = &self.buffers;
-        for i in worker.share(self.wanted.len(), 1) {
-            let values = self.normed(self.wanted[i], &weights.output_norm, &mut local.floats);
+        for i in worker.share(self.task.wanted.len(), 1) {
+            let values = self.normed(self.task.wanted[i], &weights.output_norm, &mut local.floats);
             output.put(kernels, i, 0, values);
             if self.decoder.splits_output() {
                 output.subtract(i, values);
                 match self.output {
-                    Output::Logits(_) => output.put(kernels, self.wanted.len() + i, 0, values),
+                    Output::Logits(_) => output.put(kernels, self.task.wanted.len() + i, 0, values),
                     Output::Choices(_) => output_rest.put(kernels, i, 0, values),
                 }
             }
@@ -49,7 +49,7 @@ impl Pass {
     /// The logits; the rows of their second parts follow those of the first.
     pub(super) fn output_logits(&self, worker: &Worker<'_>, logits: &Shared<f32>, local: &mut Local) {
         let Decoder { config, kernels, weights } = &*self.decoder;
-        let (count, rows) = (self.wanted.len(), self.buffers.output.rows());
+        let (count, rows) = (self.task.wanted.len(), self.buffers.output.rows());
         while let Some(tiles) = worker.claim(weights.output.tile_count(), CLAIM) {
             multiply(kernels, &weights.output, tiles, &rows, &mut local.results, |row, columns, values| {
                 let at = row % count * config.n_vocab;

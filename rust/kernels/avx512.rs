@@ -132,7 +132,11 @@ fn accumulate<L: Layout, const M: usize>(
             for h in 0..2 {
                 let mut dot = offset::<L>(s.negative_sums[h]);
                 for j in 4 * h..4 * h + 4 {
-                    dot = _mm512_dpbusd_epi32(dot, quants[j], _mm512_set1_epi32(i32::from_le_bytes(x[j].map(|q| q as u8))));
+                    dot = _mm512_dpbusd_epi32(
+                        dot,
+                        quants[j],
+                        _mm512_set1_epi32(i32::from_le_bytes(x[j].map(|q| q as u8))),
+                    );
                 }
                 *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(weights.scale[h], scale), *acc);
                 if L::MINIMA {

@@ -134,8 +134,11 @@ impl Kernels {
         let found = available.iter().find(|k| k.name.split('-').next() == Some(name));
         found.copied().ok_or_else(|| {
             let names: Vec<_> = available.iter().filter_map(|k| k.name.split('-').next()).collect();
-            let fault =
-                if ["scalar", "avx2", "avx512", "amx"].contains(&name) { "not available on this CPU" } else { "unknown" };
+            let fault = if ["scalar", "avx2", "avx512", "amx"].contains(&name) {
+                "not available on this CPU"
+            } else {
+                "unknown"
+            };
             Error::Argument(format!("SPECRS_KERNELS={name} is {fault}; available: {}", names.join(", ")))
         })
     }

@@ -93,12 +93,7 @@ impl PySession {
         self.logits(py, tokens, Some(positions.0))
     }
 
-    fn choose_last(
-        &self,
-        py: Python<'_>,
-        tokens: &Bound<'_, PyAny>,
-        positions: Count,
-    ) -> PyResult<Vec<Option<u32>>> {
+    fn choose_last(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, positions: Count) -> PyResult<Vec<Option<u32>>> {
         let tokens = token_ids(tokens)?;
         interruptible(py, |poll| lock_polling(&self.0, poll)?.choose(&tokens, positions.0, poll))
     }

@@ -124,9 +124,9 @@ class Specrs(Stepper):
 class LlamaCpp(Stepper):
     """llama.cpp through llama-cpp-python's low-level interface: a decode is one native call.
 
-    `repack=False` leaves out the special weight layouts. Builds with AMX die in them on virtual
-    machines that announce AMX but do not let it be used; of SmolLM2's types none has such a layout
-    but AMX's, so that nothing else is lost there.
+    `repack=False` leaves out the special weight layouts. Builds with AMX by GCC 12 die in them (see
+    README.md); without them prompts take longer, most of all where a build with AMX would work.
+    llama.cpp itself asks the kernel for permission to use AMX.
     """
 
     def __init__(self, model: str, threads: int, *, repack: bool = True) -> None:

@@ -161,8 +161,9 @@ impl Prompt {
 impl Pattern {
     /// What `attention="auto"` stands for.
     pub fn auto() -> Self {
-        let inner = Self::BlockMean { alpha: 0.01, spread: 3.0, sink: 1, window: 8, correct: true };
-        Self::DenseBelow(4096, inner.into())
+        let inner = Self::BlockMean { alpha: 0.004, spread: 3.0, sink: 1, window: 4, correct: true };
+        // The first layers look around widely, and all the others build on what they make of it.
+        Self::DenseBelow(4096, Self::DenseLayers { first: 12, last: 0, inner: inner.into() }.into())
     }
 
     /// Whether every query of block `own` keeps `block`, whatever its values; for patterns that wrap no other.

@@ -37,7 +37,7 @@ PATTERNS = [
     SinkWindow(sink=0, window=128),
     SinkWindowLog(sink=64, window=64),
     Custom(EVERY_OTHER),
-    BlockMean(alpha=0.5, sink=64, window=64),
+    BlockMean(alpha=0.5, spread=0.5, sink=64, window=64),
     BlockMean(alpha=0.9, sink=0, window=64, correct=False),
     Antidiagonal(tau=0.5, window=64),
     Antidiagonal(stride=64, tau=0.7, sink=0, window=64),
@@ -224,6 +224,32 @@ def test_progress_is_reported_and_can_cancel(model: Model) -> None:
     assert_same_bits(session.forward(tokens[10:20]), cold(model, tokens[:20])[-1])
 
 
+def test_a_generation_reports_its_prompt_and_can_be_cancelled(
+    tiny: Callable[..., Path], threads: int
+) -> None:
+    llm = specrs.Llama(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
+    ids = random_ids(llm._model, 900)
+    seen: list[tuple[int, int]] = []
+    for attention in ("dense", SinkWindow(window=64)):
+        seen.clear()
+        session = llm.session()
+        out = llm.generate(
+            ids, max_tokens=4, attention=attention, progress=lambda *now: seen.append(now)
+        )
+        assert out.tokens == llm.generate(ids, max_tokens=4, attention=attention).tokens
+        assert len(seen) == 2
+        assert seen[-1][0] == seen[-1][1] >= 899
+
+        def cancel(done: int, total: int) -> None:
+            raise RuntimeError("enough")
+
+        with pytest.raises(RuntimeError, match="enough"):
+            llm.generate(ids, session=session, attention=attention, progress=cancel)
+        assert len(session) == 0
+    with pytest.raises(TypeError, match="progress"):
+        llm.generate(ids, progress=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("pattern", STATIC, ids=repr)
 def test_the_candle_engine_masks_the_same_positions(
     tiny: Callable[..., Path], tokens: list[int], pattern: Attention
@@ -262,6 +288,8 @@ def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path])
         (lambda: BlockMean(alpha=-0.1), "alpha"),
         (lambda: BlockMean(alpha=1e300), "alpha"),
         (lambda: BlockMean(alpha=1e-300), "alpha"),
+        (lambda: BlockMean(spread=-1), "spread must be between 0 and 8"),
+        (lambda: BlockMean(spread=9), "spread must be between 0 and 8"),
         (lambda: BlockMean(window=0), "window must be between 64"),
         (lambda: Antidiagonal(window=0), "window must be between 64"),
         (lambda: Antidiagonal(window=1 << 40), "window must be between 64"),

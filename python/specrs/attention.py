@@ -103,10 +103,10 @@ class BlockMean(Pattern):
         correct: Let the mean key and value of every block left out stand in for its positions.
     """
 
-    alpha: float = 0.01
+    alpha: float = 0.004
     spread: float = 3.0
     sink: int = 64
-    window: int = 512
+    window: int = 256
     correct: bool = True
 
     def __post_init__(self) -> None:
@@ -337,7 +337,7 @@ def compare(
         progress: Called as `progress(done, total)`, in tokens of all the passes together.
 
     Raises ValueError for "dense", an empty prompt, or a pattern the device cannot run;
-    ContextOverflow if prompt and new tokens do not fit.
+    ContextOverflow if the prompt does not fit.
     """
     import numpy as np
 

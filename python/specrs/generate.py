@@ -150,10 +150,14 @@ def steps(
             position, unseen = len(tokens), tokens[len(session) :]
             evaluated = len(unseen) + len(draft)
             try:
-                if len(unseen) > 1 and (attention is not None or progress is not None):
+                wanted = 1 + len(draft)
+                if len(unseen) > 1 and attention is not None:
                     session.prefill(unseen[:-1], attention=attention, progress=progress)
                     unseen = unseen[-1:]
-                logits = session.forward_last(unseen + draft, 1 + len(draft))
+                if len(unseen) > 1 and progress is not None:
+                    logits = session.prefill(unseen + draft, positions=wanted, progress=progress)
+                else:
+                    logits = session.forward_last(unseen + draft, wanted)
                 made = verify(picker.picks(logits), draft)
                 accepted = len(made) - 1
                 for count, token in enumerate(made, 1):

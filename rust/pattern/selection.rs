@@ -1,6 +1,6 @@
 //! How the queries of a unit choose blocks by their values, and what stands in for the blocks left out.
 
-use crate::attention::{Accumulator, Kept, Unit};
+use crate::attention::{gather_rows, Accumulator, Kept, Unit};
 use crate::cache::PAGE;
 use crate::kernels::vector::SoftmaxState;
 use half::f16;
@@ -11,7 +11,7 @@ pub struct Selection {
     kept: Kept,
     /// Scores of the block means, `[chunks of 64 blocks][queries][64]`.
     scores: Vec<f32>,
-    /// Variances of the blocks' scores, likewise.
+    /// Variances of the blocks' scores, then what their best keys may score, likewise.
     spreads: Vec<f32>,
     squares: Vec<f32>,
     /// Means of 64 blocks, or sampled keys, laid out like a page.
@@ -79,14 +79,14 @@ impl Selection {
         self.weigh_all(unit, queries);
         self.weights.clear();
         self.weights.extend(self.sample.states.iter().map(|all| all.max + (alpha * all.sum).ln()));
+        for (bound, &score) in self.spreads.iter_mut().zip(&self.scores) {
+            // Not fused, which is a call of a function where the compiler may not assume AVX.
+            *bound = score + spread * bound.max(0.0).sqrt();
+        }
         for block in (0..own).filter(|&block| !always(block)) {
-            let at = block / PAGE * count * PAGE + block % PAGE;
-            let scores = self.scores[at..].iter().step_by(PAGE);
-            let spreads = self.spreads[at..].iter().step_by(PAGE);
-            let kept = self.kept.block_mut(block).iter_mut().zip(&self.weights);
-            for ((kept, &least), (&score, &variance)) in kept.zip(scores.zip(spreads)) {
-                // Twice rounded instead of fused: fused is a call of a function where the compiler may not assume AVX.
-                *kept = score + spread * variance.max(0.0).sqrt() >= least;
+            let bounds = self.spreads[block / PAGE * count * PAGE + block % PAGE..].iter().step_by(PAGE);
+            for ((kept, &least), &bound) in self.kept.block_mut(block).iter_mut().zip(&self.weights).zip(bounds) {
+                *kept = bound >= least;
             }
         }
     }
@@ -159,8 +159,7 @@ impl Selection {
         for first in 0..stride.min(unit.rows) {
             indices.clear();
             indices.extend((first..unit.rows).step_by(stride).flat_map(|row| row * group..(row + 1) * group));
-            sample.queries.clear();
-            sample.queries.extend(indices.iter().flat_map(|&i| &queries[i * width..(i + 1) * width]));
+            gather_rows(queries, width, indices, &mut sample.queries);
             sample.states.clear();
             sample.states.resize(indices.len(), SoftmaxState::EMPTY);
             factors.resize(indices.len(), 0.0);

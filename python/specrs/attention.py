@@ -13,12 +13,12 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import index
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._specrs import Pattern as _Native
 from ._specrs import Session
+from .arguments import check_count, check_number, check_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 BLOCK = 64
 """Positions in a block."""
 
-_MOST = 1 << 31
 # Positions whose logits are held at once.
 _PIECE = 256
 
@@ -110,8 +109,8 @@ class BlockMean(Pattern):
     correct: bool = True
 
     def __post_init__(self) -> None:
-        _check_share(self, "alpha")
-        _check_number(self, "spread")
+        check_share(self, "alpha")
+        check_number(self, "spread")
         if not 0 <= self.spread <= 8:
             raise ValueError(f"spread must be between 0 and 8, not {self.spread!r}")
         if not isinstance(self.correct, bool):
@@ -146,10 +145,10 @@ class Antidiagonal(Pattern):
     window: int = 512
 
     def __post_init__(self) -> None:
-        stride = _check_count(self, "stride", least=1)
+        stride = check_count(self, "stride", least=1)
         if BLOCK % stride:
             raise ValueError(f"stride must be 1, 2, 4, 8, 16, 32 or 64, not {stride}")
-        _check_share(self, "tau")
+        check_share(self, "tau")
         _check_blocks(self, "sink", least=0)
         _check_blocks(self, "window", least=BLOCK)
 
@@ -215,8 +214,8 @@ class DenseLayers(Pattern):
     inner: Pattern
 
     def __post_init__(self) -> None:
-        _check_count(self, "first")
-        _check_count(self, "last")
+        check_count(self, "first")
+        check_count(self, "last")
         _check_inner(self)
 
     def _build(self) -> _Native:
@@ -235,7 +234,7 @@ class DenseTail(Pattern):
     inner: Pattern
 
     def __post_init__(self) -> None:
-        _check_count(self, "positions")
+        check_count(self, "positions")
         _check_inner(self)
 
     def _build(self) -> _Native:
@@ -391,33 +390,8 @@ def compare(
     )
 
 
-def _check_count(pattern: Any, name: str, least: int = 0) -> int:
-    value = getattr(pattern, name)
-    try:
-        count = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {value!r}") from None
-    if not least <= count < _MOST:
-        raise ValueError(f"{name} must be between {least} and {_MOST - 1}, not {count}")
-    return count
-
-
-def _check_number(pattern: Any, name: str) -> float:
-    value = getattr(pattern, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {value!r}")
-    return value
-
-
-def _check_share(pattern: Any, name: str) -> None:
-    value = _check_number(pattern, name)
-    # As the engine sees it: in single precision.
-    if not 1e-37 < value < 1 - 1e-7:
-        raise ValueError(f"{name} must be a number between 0 and 1, not {value!r}")
-
-
 def _check_blocks(pattern: Any, name: str, least: int) -> None:
-    count = _check_count(pattern, name, least)
+    count = check_count(pattern, name, least)
     if count % BLOCK:
         below = count - count % BLOCK
         raise ValueError(

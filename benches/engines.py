@@ -1,8 +1,8 @@
 """The engines that the benches compare, behind one small interface, each in a process of its own.
 
-Run as a script, `engines.py NAME MODEL THREADS` answers one JSON request a line on stdin with one
-JSON line on stdout. It imports nothing but the engine it is asked for and numpy, so it runs in any
-interpreter that has that engine.
+Run as a script, `engines.py NAME MODEL THREADS [N_CTX]` answers one JSON request a line on stdin
+with one JSON line on stdout. It imports nothing but the engine it is asked for and numpy, so it
+runs in any interpreter that has that engine.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 N_CTX = 2048
+BATCH = 512  # most tokens that llama.cpp takes at once, its own default
 PAST = 128  # positions in the cache when steps are timed
 
 
@@ -103,10 +104,10 @@ class Stepper(Engine):
 class Specrs(Stepper):
     """This project."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, n_ctx: int = N_CTX) -> None:
         from specrs._specrs import Model
 
-        self.loaded = Model(model, n_ctx=N_CTX, threads=threads)
+        self.loaded = Model(model, n_ctx=n_ctx, threads=threads)
         self.session = self.loaded.session()
         self.n_vocab = self.loaded.n_vocab
         self.description = f"specrs ({self.loaded.kernels})"
@@ -129,7 +130,9 @@ class LlamaCpp(Stepper):
     llama.cpp itself asks the kernel for permission to use AMX.
     """
 
-    def __init__(self, model: str, threads: int, *, repack: bool = True) -> None:
+    def __init__(
+        self, model: str, threads: int, n_ctx: int = N_CTX, *, repack: bool = True
+    ) -> None:
         import llama_cpp
         from llama_cpp import llama_cpp as api
 
@@ -143,15 +146,15 @@ class LlamaCpp(Stepper):
         if not self.model:
             raise RuntimeError("llama.cpp cannot load the file")
         params = api.llama_context_default_params()
-        params.n_ctx = N_CTX
-        params.n_batch = params.n_ubatch = 512
+        params.n_ctx = n_ctx
+        params.n_batch = params.n_ubatch = BATCH
         params.n_threads = params.n_threads_batch = threads
         params.no_perf = True
         self.context = api.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError("llama.cpp made no context")
         self.memory = api.llama_get_memory(self.context)
-        self.batch = api.llama_batch_init(512, 0, 1)
+        self.batch = api.llama_batch_init(BATCH, 0, 1)
         self.n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self.description = f"llama-cpp-python {llama_cpp.__version__}"
         if not repack:
@@ -159,6 +162,13 @@ class LlamaCpp(Stepper):
         self.length = 0
 
     def append(self, tokens: Sequence[int], rows: int) -> None:
+        while len(tokens) > BATCH:
+            self._append(tokens[:BATCH], 0)
+            tokens = tokens[BATCH:]
+        self._append(tokens, rows)
+        self.api.llama_get_logits(self.context)  # waits for the result
+
+    def _append(self, tokens: Sequence[int], rows: int) -> None:
         batch = self.batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -169,7 +179,6 @@ class LlamaCpp(Stepper):
             batch.logits[i] = i >= len(tokens) - rows
         if self.api.llama_decode(self.context, batch) != 0:
             raise RuntimeError("llama_decode failed")
-        self.api.llama_get_logits(self.context)  # waits for the result
         self.length += len(tokens)
 
     def truncate(self, length: int) -> None:
@@ -192,7 +201,7 @@ class OpenVino(Engine):
     Every call has tokens of its own: it may keep what it knows of earlier prompts.
     """
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, n_ctx: int = N_CTX) -> None:  # noqa: ARG002
         import openvino_genai as genai
 
         self.genai = genai
@@ -220,7 +229,7 @@ class OpenVino(Engine):
         return float(self.generate(PAST, count + 1).get_tpot().mean) / 1000
 
 
-ENGINES: dict[str, Callable[[str, int], Engine]] = {
+ENGINES: dict[str, Callable[[str, int, int], Engine]] = {
     "specrs": Specrs,
     "llama-cpp": LlamaCpp,
     "llama-cpp-plain": partial(LlamaCpp, repack=False),
@@ -272,7 +281,7 @@ def main() -> None:
     The first line of output describes the engine: {"description": TEXT}, or {"error": TEXT} if it
     does not load the model.
     """
-    name, model, threads = sys.argv[1:]
+    name, model, threads, *n_ctx = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what engines print is no answer
 
@@ -282,7 +291,7 @@ def main() -> None:
     importlib.import_module(MODULES[name])
     before = resident_bytes()
     try:
-        engine = ENGINES[name](model, int(threads))
+        engine = ENGINES[name](model, int(threads), int(n_ctx[0]) if n_ctx else N_CTX)
     except Exception as error:
         say({"error": (str(error).strip() or repr(error)).splitlines()[-1]})
         return

@@ -12,7 +12,7 @@ from threading import Timer
 from types import TracebackType
 from typing import Any
 
-from engines import MODULES
+from engines import MODULES, N_CTX
 
 # The ways to run an engine, the best first; the next is tried where one crashes.
 VARIANTS = {
@@ -47,14 +47,14 @@ def import_seconds(engine: str, python: str) -> float:
     return float(finished.stdout)
 
 
-def start(engine: str, python: str, model: Path, threads: int) -> Peer:
+def start(engine: str, python: str, model: Path, threads: int, n_ctx: int = N_CTX) -> Peer:
     """Start the best variant of `engine` that survives a first prompt.
 
     Raises EngineDied with the reason if none does.
     """
     for variant in VARIANTS[engine]:
         try:
-            peer = Peer(engine, variant, python, model, threads)
+            peer = Peer(engine, variant, python, model, threads, n_ctx)
             peer.ask("prompt", length=64)
         except EngineDied as error:
             died = error
@@ -74,7 +74,9 @@ class Peer:
     virtual machine, and llama.cpp loses most of its speed. specrs and OpenVINO pin their own.
     """
 
-    def __init__(self, engine: str, variant: str, python: str, model: Path, threads: int) -> None:
+    def __init__(
+        self, engine: str, variant: str, python: str, model: Path, threads: int, n_ctx: int
+    ) -> None:
         pinned = {
             "OMP_NUM_THREADS": str(threads),
             "OMP_PROC_BIND": "true",
@@ -83,7 +85,7 @@ class Peer:
         script = Path(__file__).with_name("engines.py")
         self.engine, self.python = engine, python
         self._process = subprocess.Popen(
-            [python, str(script), variant, str(model), str(threads)],
+            [python, str(script), variant, str(model), str(threads), str(n_ctx)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -149,8 +149,7 @@ impl Accumulator {
         let width = all.out.len() / all.states.len();
         self.states.clear();
         self.states.extend(indices.iter().map(|&i| all.states[i]));
-        self.out.clear();
-        self.out.extend(indices.iter().flat_map(|&i| &all.out[i * width..(i + 1) * width]));
+        gather_rows(&all.out, width, indices, &mut self.out);
     }
 
     /// Undoes [`Accumulator::gather`].
@@ -233,13 +232,19 @@ impl Unit<'_> {
             indices.extend((0..kept.len()).filter(|&i| kept[i]));
             if !indices.is_empty() {
                 some.gather(acc, indices);
-                some_queries.clear();
-                let rows = indices.iter().flat_map(|&i| &queries[i * self.width..(i + 1) * self.width]);
-                some_queries.extend(rows);
+                gather_rows(queries, self.width, indices, some_queries);
                 some.add_block(self, some_queries, [keys, values], valid, scratch);
                 some.scatter(acc, indices);
             }
         }
         acc
+    }
+}
+
+/// Copies the rows `indices` of `all` to `rows`, whole rows at a time.
+pub fn gather_rows(all: &[f32], width: usize, indices: &[usize], rows: &mut Vec<f32>) {
+    rows.clear();
+    for &i in indices {
+        rows.extend_from_slice(&all[i * width..(i + 1) * width]);
     }
 }

@@ -49,7 +49,7 @@ impl CacheShape {
 pub struct Page {
     shape: CacheShape,
     data: Shared<f16>,
-    /// Mean key and mean value of each layer and head, computed when first asked for.
+    /// Mean key, mean value and variance of the keys, of each layer and head, computed when first asked for.
     means: Vec<OnceLock<Box<[f16]>>>,
 }
 
@@ -96,19 +96,21 @@ impl Page {
         self.data.read(at..at + self.shape.head_len() / 2)
     }
 
-    /// Mean key and mean value of one head of a full page, `[2][padded_dim]`.
+    /// Mean key, mean value and variance of the keys of one head of a full page, `[3][padded_dim]`.
     pub fn means(&self, kernels: &Kernels, layer: usize, head: usize) -> &[f16] {
         self.means[layer * self.shape.n_head_kv + head].get_or_init(|| {
             let width = self.shape.padded_dim();
-            let mut sums = vec![0.0; 2 * width];
+            let mut sums = vec![0.0; 3 * width];
             let mut row = [0.0; PAGE];
-            for (sum, key) in sums.iter_mut().zip(self.keys(layer, head).chunks_exact(PAGE)) {
+            for (d, key) in self.keys(layer, head).chunks_exact(PAGE).enumerate() {
                 key.convert_to_f32_slice(&mut row);
-                *sum = row.iter().sum::<f32>() / PAGE as f32;
+                let mean = row.iter().sum::<f32>() / PAGE as f32;
+                sums[d] = mean;
+                sums[2 * width + d] = row.iter().map(|key| (key - mean).powi(2)).sum::<f32>() / PAGE as f32;
             }
             let equal = [1.0 / PAGE as f32; PAGE];
-            kernels.multiply_f16(1, &equal, self.values(layer, head), width, &mut sums[width..], false);
-            let mut means = vec![f16::ZERO; 2 * width];
+            kernels.multiply_f16(1, &equal, self.values(layer, head), width, &mut sums[width..2 * width], false);
+            let mut means = vec![f16::ZERO; 3 * width];
             kernels.to_f16(&sums, &mut means);
             means.into()
         })

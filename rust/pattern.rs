@@ -3,9 +3,14 @@
 //! A pattern decides, the kernel of [`crate::attention`] runs any decision. What a query keeps depends on its position,
 //! its own values and earlier keys alone, never on how a prompt is cut into calls or on what follows.
 
-use crate::attention::{Accumulator, Kept, Unit};
+mod selection;
+#[cfg(test)]
+mod tests;
+
+pub use selection::Selection;
+
+use crate::attention::{Kept, Unit};
 use crate::cache::PAGE;
-use half::f16;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -24,16 +29,31 @@ pub enum Pattern {
         /// Whether to keep distances that are powers of two.
         log: bool,
     },
-    /// The blocks whose mean key scores high enough, for each query (after FlashPrefill).
+    /// The blocks with a key that may score high enough, for each query, judged by the mean and the spread of their
+    /// keys (after FlashPrefill).
     BlockMean {
-        /// Least weight of a block's mean relative to the highest.
+        /// Least weight of a block's highest key relative to all.
         alpha: f32,
+        /// How far above the mean key the highest is thought to score, in standard deviations.
+        spread: f32,
         /// Blocks at the beginning that are always kept.
         sink: usize,
         /// Blocks before the query's own that are always kept.
         window: usize,
         /// Whether the means of the other blocks stand in for them.
         correct: bool,
+    },
+    /// The blocks that hold most of each query's attention, as estimated from keys on antidiagonals of the scores
+    /// (after XAttention, Xu et al., 2025).
+    Antidiagonal {
+        /// Distance of the sampled keys, a power of two up to 64.
+        stride: usize,
+        /// Least share of the estimated attention that the kept blocks hold.
+        tau: f32,
+        /// Blocks at the beginning that are always kept.
+        sink: usize,
+        /// Blocks before the query's own that are always kept.
+        window: usize,
     },
     /// What a mask says, `[blocks][blocks]`, 0 for no; queries beyond it keep all.
     Mask {
@@ -95,23 +115,6 @@ impl Counts {
     }
 }
 
-/// What a unit attends to, and memory that calls reuse.
-#[derive(Default)]
-pub struct Selection {
-    kept: Kept,
-    /// Scores of the block means, `[chunks of 64 blocks][queries][64]`.
-    scores: Vec<f32>,
-    /// Means of 64 blocks, laid out like a page.
-    keys: Vec<f16>,
-    values: Vec<f16>,
-    /// Blocks whose means stand in where they are left out.
-    corrected: usize,
-    indices: Vec<usize>,
-    weights: Vec<f32>,
-    factors: Vec<f32>,
-    some: Accumulator,
-}
-
 impl Prompt {
     /// What rules block `own` of queries in `layer` of `n_layer`, never a pattern that wraps another; `None` is exact.
     pub fn rule(&self, n_layer: usize, layer: usize, own: usize) -> Option<&Pattern> {
@@ -124,7 +127,10 @@ impl Prompt {
                 Pattern::DenseBelow(_, inner) | Pattern::DenseTail(_, inner) | Pattern::DenseLayers { inner, .. } => {
                     inner
                 }
-                Pattern::Window { .. } | Pattern::BlockMean { .. } | Pattern::Mask { .. } => return Some(pattern),
+                Pattern::Window { .. }
+                | Pattern::BlockMean { .. }
+                | Pattern::Antidiagonal { .. }
+                | Pattern::Mask { .. } => return Some(pattern),
             }
         }
     }
@@ -139,111 +145,33 @@ impl Prompt {
     ) -> Option<&'s mut Selection> {
         let own = unit.own_block();
         let rule = self.rule(n_layer, unit.layer, own)?;
-        selection.kept.clear(own + 1, unit.queries());
-        selection.corrected = 0;
-        if let Pattern::BlockMean { alpha, correct, .. } = rule {
-            selection.score(unit, queries);
-            selection.keep_above(unit, alpha.ln(), |block| rule.always_keeps(own, block));
-            selection.corrected = if *correct { own } else { 0 };
-        } else {
-            let kept = (0..=own).filter(|&block| rule.always_keeps(own, block));
-            kept.for_each(|block| selection.kept.block_mut(block).fill(true));
+        selection.clear(unit);
+        let always = |block: usize| rule.always_keeps(own, block);
+        match *rule {
+            Pattern::BlockMean { alpha, spread, correct, .. } => {
+                selection.keep_by_means(unit, queries, [alpha, spread], correct, always);
+            }
+            Pattern::Antidiagonal { stride, tau, .. } => selection.keep_by_samples(unit, queries, stride, tau, always),
+            _ => selection.keep(own, always),
         }
         Some(selection)
-    }
-}
-
-impl Selection {
-    /// Which queries keep which blocks.
-    pub fn kept(&self) -> &Kept {
-        &self.kept
-    }
-
-    /// Scores every query against the means of all blocks before its own.
-    fn score(&mut self, unit: &Unit<'_>, queries: &[f32]) {
-        let count = unit.queries();
-        self.scores.resize(unit.own_block().div_ceil(PAGE) * count * PAGE, 0.0);
-        self.keys.resize(unit.width * PAGE, f16::ZERO);
-        for (chunk, scores) in self.scores.chunks_exact_mut(count * PAGE).enumerate() {
-            for i in 0..PAGE.min(unit.own_block() - chunk * PAGE) {
-                let means = unit.pages[chunk * PAGE + i].means(unit.kernels, unit.layer, unit.head);
-                for (d, &mean) in means[..unit.width].iter().enumerate() {
-                    self.keys[d * PAGE + i] = mean;
-                }
-            }
-            unit.kernels.multiply_f16(count, queries, &self.keys, PAGE, scores, false);
-        }
-    }
-
-    /// Keeps the blocks that are `always` kept and those that score at most `-margin` below the best.
-    fn keep_above(&mut self, unit: &Unit<'_>, margin: f32, always: impl Fn(usize) -> bool) {
-        let (own, count) = (unit.own_block(), unit.queries());
-        let score =
-            |scores: &[f32], block: usize, query: usize| scores[(block / PAGE * count + query) * PAGE + block % PAGE];
-        self.weights.clear();
-        self.weights.resize(count, f32::NEG_INFINITY);
-        for block in 0..own {
-            for (query, best) in self.weights.iter_mut().enumerate() {
-                *best = best.max(score(&self.scores, block, query));
-            }
-        }
-        for block in 0..=own {
-            let always = block == own || always(block);
-            for (query, (kept, best)) in self.kept.block_mut(block).iter_mut().zip(&self.weights).enumerate() {
-                *kept = always || score(&self.scores, block, query) >= best + margin;
-            }
-        }
-    }
-
-    /// Adds the means of the blocks that were left out to `total`, each with the weight of 64 positions.
-    pub fn correct(&mut self, unit: &Unit<'_>, total: &mut Accumulator) {
-        if self.corrected == 0 {
-            return;
-        }
-        let (count, width) = (unit.queries(), unit.width);
-        let bias = (PAGE as f32).ln();
-        self.values.resize(PAGE * width, f16::ZERO);
-        for (chunk, scores) in self.scores.chunks_exact(count * PAGE).enumerate() {
-            let first = chunk * PAGE;
-            let blocks = first..self.corrected.min(first + PAGE);
-            self.indices.clear();
-            self.weights.clear();
-            for (query, scores) in scores.chunks_exact(PAGE).enumerate() {
-                let left_out = |block: &usize| !self.kept.block(*block)[query];
-                if blocks.clone().any(|block| left_out(&block)) {
-                    self.indices.push(query);
-                    let at = self.weights.len();
-                    self.weights.resize(at + PAGE, f32::NEG_INFINITY);
-                    for block in blocks.clone().filter(left_out) {
-                        self.weights[at + block - first] = scores[block - first] + bias;
-                    }
-                }
-            }
-            if self.indices.is_empty() {
-                continue;
-            }
-            for (block, values) in blocks.zip(self.values.chunks_exact_mut(width)) {
-                let means = unit.pages[block].means(unit.kernels, unit.layer, unit.head);
-                values.copy_from_slice(&means[width..]);
-            }
-            self.some.gather(total, &self.indices);
-            self.some.add_weighted(unit, &mut self.weights, &self.values, PAGE, &mut self.factors);
-            self.some.scatter(total, &self.indices);
-        }
     }
 }
 
 impl Pattern {
     /// What `attention="auto"` stands for.
     pub fn auto() -> Self {
-        let inner = Self::BlockMean { alpha: 0.05, sink: 1, window: 8, correct: true };
-        Self::DenseBelow(4096, inner.into())
+        let inner = Self::BlockMean { alpha: 0.004, spread: 3.0, sink: 1, window: 4, correct: true };
+        // The first layers look around widely, and all the others build on what they make of it.
+        Self::DenseBelow(4096, Self::DenseLayers { first: 12, last: 0, inner: inner.into() }.into())
     }
 
     /// Whether every query of block `own` keeps `block`, whatever its values; for patterns that wrap no other.
     pub fn always_keeps(&self, own: usize, block: usize) -> bool {
         match self {
-            Self::Window { sink, window, .. } | Self::BlockMean { sink, window, .. }
+            Self::Window { sink, window, .. }
+            | Self::BlockMean { sink, window, .. }
+            | Self::Antidiagonal { sink, window, .. }
                 if block < *sink || own - block <= *window =>
             {
                 true
@@ -260,7 +188,7 @@ impl Pattern {
             Self::DenseBelow(_, inner) | Self::DenseTail(_, inner) | Self::DenseLayers { inner, .. } => {
                 inner.is_dynamic()
             }
-            Self::BlockMean { .. } => true,
+            Self::BlockMean { .. } | Self::Antidiagonal { .. } => true,
             Self::Window { .. } | Self::Mask { .. } => false,
         }
     }
@@ -283,10 +211,14 @@ impl fmt::Display for Pattern {
                 let name = if *log { "SinkWindowLog" } else { "SinkWindow" };
                 write!(f, "{name}(sink={}, window={})", sink * PAGE, window * PAGE)
             }
-            Self::BlockMean { alpha, sink, window, correct } => {
+            Self::BlockMean { alpha, spread, sink, window, correct } => {
                 let correct = if *correct { "True" } else { "False" };
                 let [sink, window] = [sink * PAGE, window * PAGE];
-                write!(f, "BlockMean(alpha={alpha}, sink={sink}, window={window}, correct={correct})")
+                write!(f, "BlockMean(alpha={alpha}, spread={spread}, sink={sink}, window={window}, correct={correct})")
+            }
+            Self::Antidiagonal { stride, tau, sink, window } => {
+                let [sink, window] = [sink * PAGE, window * PAGE];
+                write!(f, "Antidiagonal(stride={stride}, tau={tau}, sink={sink}, window={window})")
             }
             Self::Mask { blocks, kept } => {
                 write!(f, "Custom(<{blocks}x{blocks} blocks, {:016x}>)", xxh3_64(kept))

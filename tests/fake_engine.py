@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -216,6 +216,13 @@ class Session:
         ends = range(needed - positions + 1, needed + 1)
         rows: npt.NDArray[np.float32]
         rows = np.stack([self._model.row(self._ids[:end]) for end in ends])
+        return rows
+
+    def prefill(
+        self, tokens: Any, *, positions: int = 1, progress: Callable[[int, int], object]
+    ) -> npt.NDArray[np.float32]:
+        rows = self.forward_last(tokens, positions)
+        progress(len(tokens), len(tokens))
         return rows
 
     def truncate(self, length: int) -> None:

@@ -13,6 +13,7 @@ import specrs
 from bits import assert_same_bits, cold, random_ids
 from specrs._specrs import Model
 from specrs.attention import (
+    Antidiagonal,
     Attention,
     BlockMean,
     Custom,
@@ -36,13 +37,16 @@ PATTERNS = [
     SinkWindow(sink=0, window=128),
     SinkWindowLog(sink=64, window=64),
     Custom(EVERY_OTHER),
-    BlockMean(alpha=0.5, sink=64, window=64),
+    BlockMean(alpha=0.5, spread=0.5, sink=64, window=64),
     BlockMean(alpha=0.9, sink=0, window=64, correct=False),
+    Antidiagonal(tau=0.5, window=64),
+    Antidiagonal(stride=64, tau=0.7, sink=0, window=64),
     DenseBelow(192, SinkWindow(window=64)),
     DenseBelow(192, BlockMean(alpha=0.5, window=64)),
     DenseLayers(1, 0, SinkWindow(window=64)),
 ]
-STATIC = [pattern for pattern in PATTERNS if "BlockMean" not in repr(pattern)]
+DYNAMIC = ("BlockMean", "Antidiagonal")
+STATIC = [pattern for pattern in PATTERNS if not any(kind in repr(pattern) for kind in DYNAMIC)]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +87,8 @@ def test_a_pattern_changes_what_it_leaves_out(
         Custom(np.ones((1, 1), dtype=bool)),
         BlockMean(alpha=1e-30),
         BlockMean(alpha=0.9, window=640),
+        Antidiagonal(tau=0.1, window=640),
+        Antidiagonal(stride=1, tau=0.9999998),
         DenseBelow(640, SinkWindow(window=64)),
         DenseBelow(640, BlockMean(window=64)),
         DenseLayers(2, 0, SinkWindow(window=64)),
@@ -218,6 +224,32 @@ def test_progress_is_reported_and_can_cancel(model: Model) -> None:
     assert_same_bits(session.forward(tokens[10:20]), cold(model, tokens[:20])[-1])
 
 
+def test_a_generation_reports_its_prompt_and_can_be_cancelled(
+    tiny: Callable[..., Path], threads: int
+) -> None:
+    llm = specrs.Llama(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
+    ids = random_ids(llm._model, 900)
+    seen: list[tuple[int, int]] = []
+    for attention in ("dense", SinkWindow(window=64)):
+        seen.clear()
+        session = llm.session()
+        out = llm.generate(
+            ids, max_tokens=4, attention=attention, progress=lambda *now: seen.append(now)
+        )
+        assert out.tokens == llm.generate(ids, max_tokens=4, attention=attention).tokens
+        assert len(seen) == 2
+        assert seen[-1][0] == seen[-1][1] >= 899
+
+        def cancel(done: int, total: int) -> None:
+            raise RuntimeError("enough")
+
+        with pytest.raises(RuntimeError, match="enough"):
+            llm.generate(ids, session=session, attention=attention, progress=cancel)
+        assert len(session) == 0
+    with pytest.raises(TypeError, match="progress"):
+        llm.generate(ids, progress=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("pattern", STATIC, ids=repr)
 def test_the_candle_engine_masks_the_same_positions(
     tiny: Callable[..., Path], tokens: list[int], pattern: Attention
@@ -234,10 +266,10 @@ def test_the_candle_engine_masks_the_same_positions(
 
 def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path]) -> None:
     llm = specrs.Llama(tiny(quant="F32", n_ctx=N_CTX), device="candle-cpu")
-    for attention in ("auto", BlockMean(), DenseBelow(64, BlockMean())):
-        with pytest.raises(ValueError, match=r"BlockMean.*cpu"):
+    for attention in ("auto", BlockMean(), DenseBelow(64, BlockMean()), Antidiagonal()):
+        with pytest.raises(ValueError, match=r"(BlockMean|Antidiagonal).*cpu"):
             llm.generate([1, 2, 3], attention=attention)
-        with pytest.raises(ValueError, match=r"BlockMean.*cpu"):
+        with pytest.raises(ValueError, match=r"(BlockMean|Antidiagonal).*cpu"):
             llm.session().prefill([1, 2, 3], attention=attention)
 
 
@@ -253,6 +285,24 @@ def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path])
         (lambda: BlockMean(alpha=0), "alpha"),
         (lambda: BlockMean(alpha=1.5), "alpha"),
         (lambda: BlockMean(alpha=float("nan")), "alpha"),
+        (lambda: BlockMean(alpha=-0.1), "alpha"),
+        (lambda: BlockMean(alpha=1e300), "alpha"),
+        (lambda: BlockMean(alpha=1e-300), "alpha"),
+        (lambda: BlockMean(spread=-1), "spread must be between 0 and 8"),
+        (lambda: BlockMean(spread=9), "spread must be between 0 and 8"),
+        (lambda: BlockMean(window=0), "window must be between 64"),
+        (lambda: Antidiagonal(window=0), "window must be between 64"),
+        (lambda: Antidiagonal(window=1 << 40), "window must be between 64"),
+        (lambda: Antidiagonal(sink=-64), "sink must be between 0"),
+        (lambda: Antidiagonal(sink=65), "use 64 or 128"),
+        (lambda: Antidiagonal(stride=0), "stride must be between 1"),
+        (lambda: Antidiagonal(stride=-8), "stride must be between 1"),
+        (lambda: Antidiagonal(stride=3), "1, 2, 4, 8, 16, 32 or 64"),
+        (lambda: Antidiagonal(stride=128), "1, 2, 4, 8, 16, 32 or 64"),
+        (lambda: Antidiagonal(tau=0), "tau"),
+        (lambda: Antidiagonal(tau=1.0), "tau"),
+        (lambda: Antidiagonal(tau=float("nan")), "tau"),
+        (lambda: DenseBelow(1 << 40, SinkWindow()), "positions must be between 0"),
         (lambda: DenseBelow(-64, SinkWindow()), "positions must be between 0"),
         (lambda: DenseBelow(100, SinkWindow()), "use 64 or 128"),
         (lambda: DenseLayers(-1, 0, SinkWindow()), "first must be between 0"),
@@ -274,6 +324,10 @@ def test_bad_values_are_refused(build: Callable[[], object], message: str) -> No
         lambda: SinkWindow(window=64.0),  # type: ignore[arg-type]
         lambda: SinkWindow(sink="a"),  # type: ignore[arg-type]
         lambda: BlockMean(correct=1),  # type: ignore[arg-type]
+        lambda: BlockMean(alpha="0.1"),  # type: ignore[arg-type]
+        lambda: BlockMean(alpha=True),
+        lambda: Antidiagonal(stride=8.0),  # type: ignore[arg-type]
+        lambda: Antidiagonal(tau=None),  # type: ignore[arg-type]
         lambda: DenseBelow(64, "dense"),  # type: ignore[arg-type]
         lambda: DenseTail(64, SinkWindow),  # type: ignore[arg-type]
         lambda: Custom(np.ones((2, 2))),  # type: ignore[arg-type]
@@ -305,7 +359,12 @@ def test_patterns_print_as_they_are_made() -> None:
     pattern = DenseBelow(128, DenseLayers(2, 1, DenseTail(9, SinkWindowLog(sink=128, window=256))))
     assert eval(repr(pattern)) == pattern
     assert hash(eval(repr(pattern))) == hash(pattern)
-    for simple in (SinkWindow(), BlockMean(), BlockMean(alpha=0.1, correct=False)):
+    for simple in (
+        SinkWindow(),
+        Antidiagonal(stride=16),
+        BlockMean(),
+        BlockMean(alpha=0.1, correct=False),
+    ):
         assert eval(repr(simple)) == simple
     assert Custom(np.tri(3, dtype=bool)) == Custom(np.tri(3, dtype=bool))
     assert Custom(np.tri(3, dtype=bool)) != Custom(np.ones((3, 3), dtype=bool))

@@ -126,7 +126,9 @@ def test_a_perfect_draft_is_accepted_whole(llm: specrs.Llama) -> None:
 def test_lookup_pays_on_text_that_repeats(llm: specrs.Llama) -> None:
     """The demo's prompt: most of the reply is copied from it."""
     messages = [{"role": "user", "content": DEMO_PROMPT}]
-    out = llm.chat(messages, max_tokens=60, drafter=specrs.PromptLookup(), draft_length=specrs.FixedLength(8))
+    out = llm.chat(
+        messages, max_tokens=60, drafter=specrs.PromptLookup(), draft_length=specrs.FixedLength(8)
+    )
     assert out.stats.tokens_per_call > 2
 
 

@@ -70,6 +70,7 @@ def test_other_threads_run_during_long_calls(smollm2: Path) -> None:
 INTERRUPTED = """
 import sys, time
 import numpy as np
+from specrs import attention
 from specrs._specrs import Model
 model = Model(sys.argv[1], threads=int(sys.argv[2]))
 session = model.session()
@@ -77,7 +78,7 @@ session.forward([5, 6, 7])
 long = np.random.default_rng(0).integers(0, model.n_vocab, 7000)
 print("ready", flush=True)
 try:
-    session.forward(long)
+    {call}
 except KeyboardInterrupt:
     print("interrupted", time.time(), flush=True)
 assert session.tokens == [5, 6, 7], session.tokens
@@ -88,9 +89,18 @@ print("usable", flush=True)
 """
 
 
-def test_ctrl_c_during_a_long_prefill(smollm2: Path, threads: int) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        "session.forward(long)",
+        "session.prefill(long)",
+        "session.prefill(long, attention=attention.BlockMean())",
+        "session.prefill(long, attention=attention.Antidiagonal(tau=0.99))",
+    ],
+)
+def test_ctrl_c_during_a_long_prefill(smollm2: Path, threads: int, call: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(smollm2), str(threads)],
+        [sys.executable, "-c", INTERRUPTED.format(call=call), str(smollm2), str(threads)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

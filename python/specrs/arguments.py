@@ -13,6 +13,9 @@ from typing import Any
 # They can be iterated over, but never are a sequence of token ids: without an order, or of bytes.
 NO_TOKEN_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)
 
+# What counts of positions and layers stay below.
+MOST = 1 << 31
+
 
 def checked_int(name: str, value: Any, wanted: str = "an int") -> int:
     """Return `value` as an int; TypeError for anything but an integer, bool included."""
@@ -72,3 +75,31 @@ def checked_path(name: str, path: Any) -> Path:
     except UnicodeEncodeError:
         raise ValueError(f"{name} is {os.fspath(path)!r}, which no file can be called") from None
     return Path(path)
+
+
+def check_count(owner: Any, name: str, least: int = 0) -> int:
+    """Return the attribute `name` of `owner`: an int from `least` on that is not huge."""
+    value = getattr(owner, name)
+    try:
+        count = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {value!r}") from None
+    if not least <= count < MOST:
+        raise ValueError(f"{name} must be between {least} and {MOST - 1}, not {count}")
+    return count
+
+
+def check_number(owner: Any, name: str) -> float:
+    """Return the attribute `name` of `owner`, an int or a float."""
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    return value
+
+
+def check_share(owner: Any, name: str) -> float:
+    """Return the attribute `name` of `owner`: a number between 0 and 1, in single precision too."""
+    value = check_number(owner, name)
+    if not 1e-37 < value < 1 - 1e-7:
+        raise ValueError(f"{name} must be a number between 0 and 1, not {value!r}")
+    return value

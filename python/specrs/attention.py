@@ -13,12 +13,12 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import index
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._specrs import Pattern as _Native
 from ._specrs import Session
+from .arguments import check_count, check_number, check_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 BLOCK = 64
 """Positions in a block."""
 
-_MOST = 1 << 31
 # Positions whose logits are held at once.
 _PIECE = 256
 
@@ -88,31 +87,73 @@ class SinkWindowLog(SinkWindow):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class BlockMean(Pattern):
-    """For each query the blocks whose mean key fits it well enough (after FlashPrefill).
+    """For each query the blocks with a key that may fit it well, the others by their means.
+
+    Blocks are judged by the mean of their keys, as in FlashPrefill, and by how far the keys spread
+    around it: one key that fits well is not seen in the mean of 64.
 
     Args:
-        alpha: Keep a block if the weight of its mean is at least this part of the best one's;
+        alpha: Keep a block if its best key is thought to weigh at least this part of all keys;
             between 0 and 1. Less keeps more.
+        spread: How far above the mean key the best one is thought to score, in standard deviations
+            of the block's scores; at most 8, which no key of 64 exceeds. More keeps more.
         sink: Positions at the beginning that are always kept, a multiple of 64.
         window: Positions before the query's own block that are always kept, a multiple of 64.
         correct: Let the mean key and value of every block left out stand in for its positions.
     """
 
-    alpha: float = 0.05
+    alpha: float = 0.004
+    spread: float = 3.0
     sink: int = 64
-    window: int = 512
+    window: int = 256
     correct: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.alpha, (int, float)) or not 0 < self.alpha < 1:
-            raise ValueError(f"alpha must be a number between 0 and 1, not {self.alpha!r}")
+        check_share(self, "alpha")
+        check_number(self, "spread")
+        if not 0 <= self.spread <= 8:
+            raise ValueError(f"spread must be between 0 and 8, not {self.spread!r}")
         if not isinstance(self.correct, bool):
             raise TypeError(f"correct must be True or False, not {self.correct!r}")
         _check_blocks(self, "sink", least=0)
         _check_blocks(self, "window", least=BLOCK)
 
     def _build(self) -> _Native:
-        return _Native.block_mean(self.alpha, self.sink, self.window, self.correct)
+        return _Native.block_mean(self.alpha, self.spread, self.sink, self.window, self.correct)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Antidiagonal(Pattern):
+    """For each query the blocks that hold most of what it looks at (XAttention, Xu et al., 2025).
+
+    What a block holds is estimated from every `stride`th of its keys, starting one later for each
+    query, so that the queries of a block look along antidiagonals of the scores
+    (https://arxiv.org/abs/2503.16428). Unlike there every query decides for itself, and so alike in
+    every split of a prompt.
+
+    Args:
+        stride: Distance of the sampled keys: 1, 2, 4, 8, 16, 32 or 64. Less is surer and dearer.
+        tau: Share of the estimated attention that the kept blocks hold at least; between 0 and 1.
+            More keeps more.
+        sink: Positions at the beginning that are always kept, a multiple of 64.
+        window: Positions before the query's own block that are always kept, a multiple of 64.
+    """
+
+    stride: int = 8
+    tau: float = 0.95
+    sink: int = 64
+    window: int = 512
+
+    def __post_init__(self) -> None:
+        stride = check_count(self, "stride", least=1)
+        if BLOCK % stride:
+            raise ValueError(f"stride must be 1, 2, 4, 8, 16, 32 or 64, not {stride}")
+        check_share(self, "tau")
+        _check_blocks(self, "sink", least=0)
+        _check_blocks(self, "window", least=BLOCK)
+
+    def _build(self) -> _Native:
+        return _Native.antidiagonal(self.stride, self.tau, self.sink, self.window)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -173,8 +214,8 @@ class DenseLayers(Pattern):
     inner: Pattern
 
     def __post_init__(self) -> None:
-        _check_count(self, "first")
-        _check_count(self, "last")
+        check_count(self, "first")
+        check_count(self, "last")
         _check_inner(self)
 
     def _build(self) -> _Native:
@@ -193,7 +234,7 @@ class DenseTail(Pattern):
     inner: Pattern
 
     def __post_init__(self) -> None:
-        _check_count(self, "positions")
+        check_count(self, "positions")
         _check_inner(self)
 
     def _build(self) -> _Native:
@@ -231,7 +272,7 @@ def parse(text: str) -> Attention:
     """
     if text in ("dense", "auto"):
         return text
-    known = (SinkWindow, SinkWindowLog, BlockMean, DenseBelow, DenseLayers, DenseTail)
+    known = (SinkWindow, SinkWindowLog, BlockMean, Antidiagonal, DenseBelow, DenseLayers, DenseTail)
     classes = {kind.__name__: kind for kind in known}
 
     def build(node: ast.AST) -> Any:
@@ -295,7 +336,7 @@ def compare(
         progress: Called as `progress(done, total)`, in tokens of all the passes together.
 
     Raises ValueError for "dense", an empty prompt, or a pattern the device cannot run;
-    ContextOverflow if prompt and new tokens do not fit.
+    ContextOverflow if the prompt does not fit.
     """
     import numpy as np
 
@@ -349,19 +390,8 @@ def compare(
     )
 
 
-def _check_count(pattern: Any, name: str, least: int = 0) -> int:
-    value = getattr(pattern, name)
-    try:
-        count = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {value!r}") from None
-    if not least <= count < _MOST:
-        raise ValueError(f"{name} must be between {least} and {_MOST - 1}, not {count}")
-    return count
-
-
 def _check_blocks(pattern: Any, name: str, least: int) -> None:
-    count = _check_count(pattern, name, least)
+    count = check_count(pattern, name, least)
     if count % BLOCK:
         below = count - count % BLOCK
         raise ValueError(

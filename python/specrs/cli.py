@@ -16,7 +16,7 @@ import typer
 
 import specrs
 
-from .display import readable_bytes, shortened, summary
+from .display import progress_bar, readable_bytes, shortened, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,6 +122,9 @@ def generate(
     p_min: Annotated[float | None, typer.Option(help="Of the draft model.")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(help="Of either drafter.")] = None,
     draft_length: Annotated[int | None, typer.Option(help="Always ask for so many.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="Of the prompt: dense, auto, 'SinkWindow(window=512)' …")
+    ] = None,
     n_ctx: NCtx = None,
     threads: Threads = None,
     device: Device = None,
@@ -160,6 +163,7 @@ def generate(
     length = None if draft_length is None else specrs.FixedLength(draft_length)
     if max_tokens is not None and max_tokens < 0:
         raise ValueError(f"--max-tokens must be 0 or more, not {max_tokens}")
+    pattern = None if attention is None else specrs.attention.parse(attention)
     path = specrs.pull(model)
     text = _stdin() if prompt is None else prompt
     chosen: specrs.Drafter | None = None
@@ -177,14 +181,17 @@ def generate(
         stop=stop,
         drafter=chosen,
         draft_length=length,
+        attention=pattern,
     )
     options |= {"sampling": sampling, "ignore_eos": ignore_eos}
-    if chat:
-        stream = llm.stream_chat([{"role": "user", "content": text}], **options)
-    else:
-        stream = llm.stream(text, **options)
-    for chunk in stream:
-        print(chunk.text, end="", flush=True)
+    with progress_bar("prompt") as progress:
+        if chat:
+            message = {"role": "user", "content": text}
+            stream = llm.stream_chat([message], progress=progress, **options)
+        else:
+            stream = llm.stream(text, progress=progress, **options)
+        for chunk in stream:
+            print(chunk.text, end="", flush=True)
     print()
     print(summary(stream.stats), file=sys.stderr)
 
@@ -244,21 +251,13 @@ def sparse_check(
     threads: Threads = None,
 ) -> None:
     """Compare sparse with exact prefill of a text: fidelity, density, speed, greedy tokens."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     pattern = specrs.attention.parse(attention)
     llm = specrs.Llama(specrs.pull(model), **_given(n_ctx=n_ctx, threads=threads))
     ids = llm.tokenize(file.read_text(encoding="utf-8"))
     print(f"{file}: {len(ids):,} tokens; {llm.kernels}, {llm.threads} threads")
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("comparing")
+    with progress_bar("comparing") as progress:
         report = specrs.attention.compare(
-            llm,
-            ids,
-            pattern,
-            new_tokens=max_tokens,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            llm, ids, pattern, new_tokens=max_tokens, progress=progress
         )
     print(report)
     print(f"exact:  {llm.detokenize(report.dense_tokens)!r}")

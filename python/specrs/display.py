@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from .stats import Stats
@@ -35,3 +37,35 @@ def summary(stats: Stats) -> str:
         parts.append(f"seed {stats.seed}")
     prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
     return ", ".join([*parts, prompt])
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show calls of `progress(done, total)` as a bar on stderr, from the first until all is done.
+
+    Nothing appears where stderr is no terminal, or for work that is reported done at once.
+    """
+    with ExitStack() as stack:
+        update: Callable[[int, int], object] | None = None
+
+        def progress(done: int, total: int) -> None:
+            nonlocal update
+            if done >= total:
+                stack.close()  # what follows may write lines of its own
+            elif update is None:
+                update = stack.enter_context(_bar(label))
+            if update is not None:
+                update(done, total)
+
+        yield progress
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int], object]]:
+    # Imported here: it takes longer to load than a short prompt takes.
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -102,6 +102,7 @@ def steps(
     length: LengthPolicy,
     ends: Callable[[int], bool],
     attention: Attention | None = None,
+    progress: Callable[[int, int], object] | None = None,
     logprobs: int | None = None,
 ) -> Generator[Step]:
     """Generate after `prompt`, step by step.
@@ -123,6 +124,8 @@ def steps(
         ends: Asked once about every new id, in order; True makes this id the last.
         attention: What the prompt looks at, but for its last token, which like all that follows it
             looks at everything; None is everything.
+        progress: Called as `progress(done, total)` while the prompt is evaluated, in tokens; its
+            exceptions cancel the generation.
         logprobs: How many of the most likely tokens to tell with every new one; None tells nothing.
     """
     limit = len(prompt) + room(len(prompt), n_ctx, max_tokens)
@@ -147,11 +150,15 @@ def steps(
             position, unseen = len(tokens), tokens[len(session) :]
             evaluated = len(unseen) + len(draft)
             try:
-                if attention is not None and len(unseen) > 1:
-                    session.prefill(unseen[:-1], attention=attention)
+                wanted = 1 + len(draft)
+                if len(unseen) > 1 and attention is not None:
+                    session.prefill(unseen[:-1], attention=attention, progress=progress)
                     unseen = unseen[-1:]
-                rows, wanted = unseen + draft, 1 + len(draft)
-                if picker.needs_logits:
+                rows = unseen + draft
+                if len(unseen) > 1 and progress is not None:
+                    logits = session.prefill(rows, positions=wanted, progress=progress)
+                    picks = picker.picks(logits)
+                elif picker.needs_logits:
                     picks = picker.picks(session.forward_last(rows, wanted))
                 else:
                     picks = picker.known(session.choose_last(rows, wanted))

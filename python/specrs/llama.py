@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     session: Session | None
     attention: Attention
+    progress: Callable[[int, int], object] | None
     trace: bool
 
 
@@ -240,6 +241,7 @@ class Llama:
         logprobs: int | None = None,
         session: Session | None = None,
         attention: Attention = "dense",
+        progress: Callable[[int, int], object] | None = None,
         trace: bool = False,
     ) -> Stream:
         """Generate after `prompt`, chunk by chunk. All arguments are checked before any work.
@@ -264,6 +266,8 @@ class Llama:
                 `specrs.attention`, or "auto" for one of them chosen for long prompts. What a
                 pattern changes depends on the text: `specrs.attention.compare` measures it.
                 Generated tokens always look at everything.
+            progress: Called as `progress(done, total)` after every piece of a long prompt; an
+                exception that it raises ends the generation.
             trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
@@ -286,6 +290,8 @@ class Llama:
                 )
         pattern = check_attention(attention)
         self._model.check_attention(pattern)
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress must be callable as progress(done, total), not {progress!r}")
         length = self._checked_drafting(drafter, draft_length)
         session = self._checked_session(session)
         end_ids = (
@@ -305,6 +311,7 @@ class Llama:
             length=length,
             ends=writer.ends,
             attention=pattern,
+            progress=progress,
             logprobs=logprobs,
         )
         return Stream(

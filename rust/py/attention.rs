@@ -31,9 +31,15 @@ impl PyPattern {
     }
 
     #[staticmethod]
-    fn block_mean(alpha: f32, sink: Count, window: Count, correct: bool) -> Self {
+    fn block_mean(alpha: f32, spread: f32, sink: Count, window: Count, correct: bool) -> Self {
         let [sink, window] = [sink.0 / PAGE, window.0 / PAGE];
-        Self(Arc::new(Pattern::BlockMean { alpha, sink, window, correct }))
+        Self(Arc::new(Pattern::BlockMean { alpha, spread, sink, window, correct }))
+    }
+
+    #[staticmethod]
+    fn antidiagonal(stride: Count, tau: f32, sink: Count, window: Count) -> Self {
+        let [sink, window] = [sink.0 / PAGE, window.0 / PAGE];
+        Self(Arc::new(Pattern::Antidiagonal { stride: stride.0, tau, sink, window }))
     }
 
     #[staticmethod]

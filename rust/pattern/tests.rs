@@ -1,0 +1,118 @@
+//! What patterns keep, on caches of random keys.
+
+use super::{Pattern, Prompt, Selection};
+use crate::attention::Unit;
+use crate::cache::{CacheShape, KvCache, PAGE};
+use crate::kernels::Kernels;
+use half::f16;
+
+const WIDTH: usize = 16;
+const GROUP: usize = 3;
+
+/// Numbers in -1..1 that are the same in every run (xorshift64).
+fn floats(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = 0x9E37_79B9_7F4A_7C15u64 ^ seed;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn cache(len: usize) -> KvCache {
+    let mut cache = KvCache::new(CacheShape { n_layer: 1, n_head_kv: 1, head_dim: WIDTH });
+    cache.reserve(len);
+    let values: Vec<f16> = floats(2 * len * WIDTH, 1).into_iter().map(f16::from_f32).collect();
+    for (position, pair) in values.chunks_exact(2 * WIDTH).enumerate() {
+        let (key, value) = pair.split_at(WIDTH);
+        cache.pages()[position / PAGE].store(0, 0, position % PAGE, key, value);
+    }
+    cache.commit(len);
+    cache
+}
+
+/// Which blocks each query of `rows` rows from `position` on keeps.
+fn kept(kernels: &Kernels, cache: &KvCache, pattern: &Pattern, position: usize, rows: usize) -> Vec<Vec<bool>> {
+    let pages = cache.pages();
+    let unit = Unit { kernels, pages, layer: 0, head: 0, position, rows, group: GROUP, width: WIDTH };
+    let queries = floats((position + rows) * GROUP * WIDTH, 2).split_off(position * GROUP * WIDTH);
+    let prompt = Prompt { pattern: pattern.clone().into(), end: position + rows, counts: None };
+    let mut selection = Selection::default();
+    let selection = prompt.select(1, &unit, &queries, &mut selection).expect("nothing is dense");
+    let kept = |query: usize| (0..=unit.own_block()).map(|block| selection.kept().block(block)[query]).collect();
+    (0..unit.queries()).map(kept).collect()
+}
+
+fn antidiagonal(stride: usize, tau: f32) -> Pattern {
+    Pattern::Antidiagonal { stride, tau, sink: 1, window: 1 }
+}
+
+/// The softmax of a query over the sampled keys, summed by blocks, in double precision.
+fn masses(cache: &KvCache, stride: usize, position: usize, query: usize) -> Vec<f64> {
+    let queries = floats((position + 1) * GROUP * WIDTH, 2);
+    let query = &queries[(position * GROUP + query) * WIDTH..][..WIDTH];
+    let mut masses = vec![0.0; position / PAGE + 1];
+    for key in (0..=position).filter(|key| (position + key + 1) % stride == 0) {
+        let keys = cache.pages()[key / PAGE].keys(0, 0);
+        let score = (0..WIDTH).map(|d| f64::from(query[d]) * f64::from(keys[d * PAGE + key % PAGE].to_f32()));
+        masses[key / PAGE] += score.sum::<f64>().exp();
+    }
+    let total: f64 = masses.iter().sum();
+    masses.iter().map(|mass| mass / total).collect()
+}
+
+#[test]
+fn antidiagonal_keeps_the_heaviest_blocks_up_to_its_share() {
+    let cache = cache(10 * PAGE);
+    for kernels in Kernels::available() {
+        for stride in [1, 2, 4, 8, 16, 32, 64] {
+            for (position, rows) in [(9 * PAGE, 32), (9 * PAGE + 5, 3), (10 * PAGE - 1, 1)] {
+                let kept = kept(&kernels, &cache, &antidiagonal(stride, 0.7), position, rows);
+                for (i, kept) in kept.iter().enumerate() {
+                    let masses = masses(&cache, stride, position + i / GROUP, i % GROUP);
+                    assert!(kept[0] && kept[8] && kept[9], "sink, window and own block are kept");
+                    let share = |blocks: &dyn Fn(usize) -> bool| -> f64 {
+                        (0..10).filter(|&block| blocks(block)).map(|block| masses[block]).sum()
+                    };
+                    assert!(share(&|block| kept[block]) >= 0.7 - 1e-4);
+                    let chosen: Vec<usize> = (1..8).filter(|&block| kept[block]).collect();
+                    let Some(&least) = chosen.iter().min_by(|&&a, &&b| masses[a].total_cmp(&masses[b])) else {
+                        continue;
+                    };
+                    assert!(share(&|block| kept[block] && block != least) < 0.7 + 1e-4, "none is more than needed");
+                    assert!((1..8).all(|block| kept[block] || masses[block] <= masses[least] + 1e-4));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_query_keeps_does_not_depend_on_its_company() {
+    let cache = cache(7 * PAGE);
+    let patterns = [
+        antidiagonal(8, 0.8),
+        antidiagonal(64, 0.5),
+        Pattern::BlockMean { alpha: 0.7, spread: 0.0, sink: 1, window: 1, correct: true },
+    ];
+    for kernels in Kernels::available() {
+        for pattern in &patterns {
+            let together = kept(&kernels, &cache, pattern, 6 * PAGE, 32);
+            assert!(together.iter().flatten().any(|kept| !kept));
+            for row in 0..32 {
+                let alone = kept(&kernels, &cache, pattern, 6 * PAGE + row, 1);
+                assert_eq!(alone, together[row * GROUP..(row + 1) * GROUP]);
+            }
+        }
+    }
+}
+
+#[test]
+fn patterns_print_as_they_are_made_in_python() {
+    let pattern = Pattern::DenseBelow(128, antidiagonal(8, 0.9).into());
+    assert_eq!(pattern.to_string(), "DenseBelow(128, Antidiagonal(stride=8, tau=0.9, sink=64, window=64))");
+    assert!(pattern.is_dynamic());
+    assert_eq!(pattern.dense_below(), 128);
+}

@@ -7,12 +7,12 @@
 
 use crate::cache::{Page, PAGE};
 use crate::kernels::vector::{exp, SoftmaxState};
-use crate::kernels::Kernels;
+use crate::kernels::{prefetch, Kernels};
 use half::f16;
 use std::sync::Arc;
 
 /// Blocks in a segment, the unit of parallel work over a long cache.
-pub const SEGMENT: usize = 4;
+pub const SEGMENT: usize = 2;
 /// Queries in a unit, about: enough that converting a block for them costs little.
 const QUERIES: usize = 128;
 
@@ -110,17 +110,23 @@ impl Accumulator {
     }
 
     /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them, each
-    /// later row one more.
+    /// later row one more. `next` are the keys of the block that will be added then.
+    ///
+    /// Performance note: a few queries take less time than it takes to fetch the block from memory, and the processor
+    /// does not foresee jumps from page to page; asking for it in advance makes decoding at 1,000 positions a third faster.
     fn add_block(
         &mut self,
         unit: &Unit<'_>,
         queries: &[f32],
         [keys, values]: [&[f16]; 2],
+        next: &[f16],
         valid: usize,
         scratch: &mut Scratch,
     ) {
         scratch.scores.resize(self.states.len() * PAGE, 0.0);
+        prefetch(values);
         unit.kernels.multiply_f16(self.states.len(), queries, keys, PAGE, &mut scratch.scores, false);
+        prefetch(next);
         self.add_weighted(unit, &mut scratch.scores, values, valid, &mut scratch.factors);
     }
 
@@ -218,13 +224,16 @@ impl Unit<'_> {
     ) -> &'w Accumulator {
         let Workspace { scratch, segment: acc, some } = work;
         acc.clear(self.queries(), self.width);
-        for block in segment * SEGMENT..(self.own_block() + 1).min((segment + 1) * SEGMENT) {
+        let blocks = segment * SEGMENT..(self.own_block() + 1).min((segment + 1) * SEGMENT);
+        for block in blocks.clone() {
+            let next = if blocks.contains(&(block + 1)) { &self.pages[block + 1] } else { &self.pages[block] };
+            let next = next.keys(self.layer, self.head);
             let valid = PAGE.min(self.position + 1 - block * PAGE);
             let page = &self.pages[block];
             let [keys, values] = [page.keys(self.layer, self.head), page.values(self.layer, self.head)];
             let kept = kept.map(|kept| kept.block(block)).filter(|kept| kept.contains(&false));
             let Some(kept) = kept else {
-                acc.add_block(self, queries, [keys, values], valid, scratch);
+                acc.add_block(self, queries, [keys, values], next, valid, scratch);
                 continue;
             };
             let (indices, some_queries, some) = some;
@@ -233,7 +242,7 @@ impl Unit<'_> {
             if !indices.is_empty() {
                 some.gather(acc, indices);
                 gather_rows(queries, self.width, indices, some_queries);
-                some.add_block(self, some_queries, [keys, values], valid, scratch);
+                some.add_block(self, some_queries, [keys, values], next, valid, scratch);
                 some.scatter(acc, indices);
             }
         }

@@ -114,8 +114,12 @@ impl Pass {
         let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
 
         let group = config.n_head / config.n_head_kv;
-        // Small enough that every worker gets several units, or the slowest decides.
-        let even = (rows.len() * config.n_head_kv).div_ceil(4 * workers);
+        // A unit reads all keys and values of its head, so the more rows it has the better; but every worker needs several
+        // pieces of work, or the slowest decides: units, or the segments of these where they may run in parallel.
+        let dense = prompts.iter().all(Option::is_none);
+        let segments = rows.iter().map(|row| Unit::segments_at(row.position)).max();
+        let pieces = segments.filter(|_| dense).unwrap_or(1);
+        let even = (rows.len() * config.n_head_kv * pieces).div_ceil(4 * workers);
         let unit_rows = 1 << even.clamp(1, Unit::rows(group)).ilog2();
         let mut units: Vec<UnitRows> = Vec::new();
         let mut partial = 0;
@@ -132,9 +136,8 @@ impl Pass {
             unit.partial = partial;
             partial += config.n_head_kv * unit.segments * unit.rows.len() * group;
         }
-        // A few rows over a long cache make too few units to keep all workers busy.
         let split = workers > 1
-            && prompts.iter().all(Option::is_none)
+            && dense
             && units.len() * config.n_head_kv < 4 * workers
             && units.iter().any(|unit| unit.segments > 1);
         let width = config.head_dim.next_multiple_of(16);

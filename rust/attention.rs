@@ -12,7 +12,7 @@ use half::f16;
 use std::sync::Arc;
 
 /// Blocks in a segment, the unit of parallel work over a long cache.
-pub const SEGMENT: usize = 2;
+pub const SEGMENT: usize = 4;
 /// Queries in a unit, about: enough that converting a block for them costs little.
 const QUERIES: usize = 128;
 

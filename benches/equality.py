@@ -1,9 +1,10 @@
 """Speculative output against plain output on 60 prompts: `python benches/equality.py [MODEL]`.
 
 Every prompt of Spec-Bench's six tasks, cut to 1,000 tokens, is continued by 96 tokens, greedily and
-by drawing with three seeds, without a drafter and with three: prompt lookup, a drafter of random
-ids, and a draft model, which is the model itself without some layers. Every id and every
-log-probability must be equal; the exit code says whether it was.
+by drawing with three seeds, without a drafter and with each: prompt lookup, suffix decoding, a
+drafter of random ids, a draft model, which is the model itself without some layers, and a chain.
+Every id and every log-probability must be equal; the exit code says whether it was. Greedy texts
+are compared once more without log-probabilities, which the engine chooses in another way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from derive import drop_layers
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
 PROMPT_TOKENS, NEW_TOKENS = 1000, 96
 DROPPED_LAYERS = (14, 18)
+TOLD = 5  # log-probabilities
 SAMPLINGS = {
     "greedy": specrs.Sampling(),
     **{
@@ -75,17 +77,25 @@ def main() -> None:
         drafters: dict[str, specrs.Drafter] = {
             "PromptLookup": specrs.PromptLookup(),
             "random ids": RandomDrafter(llm.n_vocab),
+            "SuffixDecoding": specrs.SuffixDecoding(),
             f"DraftModel, without layers {DROPPED_LAYERS}": specrs.DraftModel(draft),
+            "Chain of the first and last": specrs.Chain(
+                specrs.PromptLookup(), specrs.DraftModel(draft)
+            ),
         }
         tallies = {name: Tally() for name in drafters}
         for number, prompt in enumerate(prompts, 1):
             ids = llm.tokenize(prompt["prompt"])[:PROMPT_TOKENS]
             session = llm.session()  # the prompt is evaluated once
             for sampling in SAMPLINGS.values():
-                plain = generate(llm, ids, sampling, session, None)
+                plain = generate(llm, ids, sampling, session, None, TOLD)
                 plain_seconds += plain.stats.decode_seconds
                 for name, drafter in drafters.items():
-                    add(tallies[name], plain, generate(llm, ids, sampling, session, drafter))
+                    out = generate(llm, ids, sampling, session, drafter, TOLD)
+                    add(tallies[name], plain, out)
+                    if sampling.takes_highest:
+                        untold = generate(llm, ids, sampling, session, drafter, None)
+                        tallies[name].different += plain.tokens != untold.tokens
             print(f"\r{number}/{len(prompts)} {prompt['task']:16}", end="", file=sys.stderr)
     print(file=sys.stderr)
     print(f"{path.name}, kernels {llm.kernels}, {llm.threads} threads, {len(prompts)} prompts")
@@ -105,6 +115,7 @@ def generate(
     sampling: specrs.Sampling,
     session: specrs.Session,
     drafter: specrs.Drafter | None,
+    logprobs: int | None,
 ) -> specrs.Completion:
     """Continue a prompt in one of the ways that are compared."""
     return llm.generate(
@@ -113,7 +124,7 @@ def generate(
         sampling=sampling,
         drafter=drafter,
         session=session,
-        logprobs=5,
+        logprobs=logprobs,
     )
 
 

@@ -1,20 +1,23 @@
 """What a step costs beside the forward: `python benches/overhead.py [--vocabulary N]`.
 
 A session that answers at once with logits made in advance takes the model's place, so the time of a
-step is the loop, the choice and the comparison alone. Medians over the steps of a generation.
+step is the loop, the choice and the comparison alone; greedy choices are the engine's part. Medians
+over the steps of a generation. Then what a proposal costs per new token, by the length of the text.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specrs import FixedLength, Sampling
+from specrs import FixedLength, PromptLookup, Sampling, SuffixDecoding
 from specrs.generate import steps
 
 SETTINGS = {
@@ -34,7 +37,9 @@ class Prepared:
 
     def __init__(self, rows: npt.NDArray[np.float32]) -> None:
         self.rows = rows
+        self.highest: list[int] = rows.argmax(axis=1).tolist()
         self.tokens: list[int] = []
+        self.sparse_spans: list[tuple[int, int, str]] = []
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,6 +49,12 @@ class Prepared:
         self.tokens += tokens
         start = len(self.tokens) % (len(self.rows) - positions)
         return self.rows[start : start + positions]
+
+    def choose_last(self, tokens: Sequence[int], positions: int) -> list[int]:
+        """Answer with their highest logits."""
+        self.tokens += tokens
+        start = len(self.tokens) % (len(self.rows) - positions)
+        return self.highest[start : start + positions]
 
     def truncate(self, length: int) -> None:
         """Forget all ids from `length` on."""
@@ -75,14 +86,31 @@ def step_ms(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -
     return 1000 * statistics.median(step.seconds for step in events)
 
 
+def proposal_us(drafter: PromptLookup | SuffixDecoding, length: int) -> float:
+    """Give the median time of taking in a token and proposing, in a text of made-up phrases."""
+    rng = random.Random(1)
+    phrases = [[rng.randrange(49_152) for _ in range(rng.randrange(2, 8))] for _ in range(3000)]
+    text: list[int] = []
+    while len(text) < length:
+        text += rng.choice(phrases)
+    drafter.propose(text, 16)
+    times = []
+    for _ in range(2000):
+        text.append(rng.choice(rng.choice(phrases)))
+        started = time.perf_counter()
+        drafter.propose(text, 16)
+        times.append(time.perf_counter() - started)
+    return 1e6 * statistics.median(times)
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocabulary", type=int, default=49_152)
     n_vocab = parser.parse_args().vocabulary
     # Logits of the spread of real ones: a few tokens hold most of the probability.
-    random = np.random.default_rng(0)
-    rows = (random.standard_t(5, (64, n_vocab)) * 2.5).astype(np.float32)
+    generator = np.random.default_rng(0)
+    rows = (generator.standard_t(5, (64, n_vocab)) * 2.5).astype(np.float32)
     print(f"ms per step, {n_vocab} tokens of vocabulary")
     print(f"{'':<30}{'plain':>8}{'4 drafted':>11}{'logprobs 5':>12}")
     for name, sampling in SETTINGS.items():
@@ -90,6 +118,12 @@ def main() -> None:
         drafted = step_ms(rows, sampling, drafter=Repeating())
         told = step_ms(rows, sampling, drafter=None, logprobs=5)
         print(f"{name:<30}{plain:>8.3f}{drafted:>11.3f}{told:>12.3f}")
+    lengths = (1_000, 10_000, 100_000)
+    print("\nmicroseconds per token and proposal")
+    print(f"{'tokens of text':<30}" + "".join(f"{length:>10,}" for length in lengths))
+    for make in (PromptLookup, SuffixDecoding):
+        cells = "".join(f"{proposal_us(make(), length):>10.2f}" for length in lengths)
+        print(f"{make.__name__:<30}{cells}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ class ForwardCost(Protocol):
 
 
 # What is assumed at first, by rows: about the curve of the CPU engine.
-ASSUMED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.25, 6: 1.45, 8: 1.7, 12: 2.25, 16: 2.8, 40: 6.6}
+ASSUMED = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.35, 6: 1.7, 8: 2.0, 12: 2.9, 16: 3.7, 40: 9.0}
 MOST_ROWS = max(ASSUMED)  # more are a prompt
 
 

@@ -104,7 +104,7 @@ def main() -> None:
         print(
             f"{name}: {tally.compared} ids compared, {tally.different} different; "
             f"{tally.accepted}/{tally.drafted} draft tokens accepted, {tally.calls} calls, "
-            f"decoding at {plain_seconds / tally.seconds:.2f}x of plain"
+            f"decoding at {plain_seconds / max(tally.seconds, 1e-9):.2f}x of plain"
         )
     sys.exit(any(tally.different or not tally.compared for tally in tallies.values()))
 

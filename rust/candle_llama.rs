@@ -16,8 +16,8 @@ use crate::candle_weights::{open_device, Layer, Weights};
 use crate::config::Config;
 use crate::error::{room_for_logits, Error, Result};
 use crate::gguf::GgufFile;
-use crate::layout::check_tensors;
 use crate::pattern::{Pattern, Prompt};
+use crate::tensors::check_tensors;
 
 /// Rows of one pass; longer inputs go through in chunks.
 const MAX_ROWS: usize = 256;

@@ -40,7 +40,7 @@ const MAX_LAYERS: u64 = 1 << 12;
 const MAX_POSITIONS: u64 = i32::MAX as u64;
 
 impl Config {
-    /// The configuration of the model in `file`; [`check_tensors`](crate::layout::check_tensors) checks it against the
+    /// The configuration of the model in `file`; [`check_tensors`](crate::tensors::check_tensors) checks it against the
     /// tensors.
     ///
     /// An [`Error::Gguf`] names what is missing, contradictory or not supported.

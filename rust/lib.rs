@@ -2,7 +2,7 @@
 //!
 //! Modules stand in the order in which data flows; each imports only those above it. The tour:
 //!
-//! - *A file*: [`gguf`] maps it and reads its header, [`config`] and [`layout`] say which model it holds.
+//! - *A file*: [`gguf`] maps it and reads its header, [`config`] and [`tensors`] say which model it holds.
 //! - *Kernels*: [`kernels::scalar`] specifies every computation, the other instruction sets give the same bits;
 //!   [`kernels::layout`] shows how weights lie in memory. [`weights`] packs them so.
 //! - *A pass*: [`forward`] is the program that all workers ([`threads`]) run together, with [`matmul`] for the products
@@ -21,7 +21,7 @@ pub mod reader;
 pub mod header;
 pub mod gguf;
 pub mod config;
-pub mod layout;
+pub mod tensors;
 
 pub mod noise;
 pub mod distribution;

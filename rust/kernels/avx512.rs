@@ -6,7 +6,8 @@
 //! - Unpacking a tile to memory once for all blocks was no faster at 256 rows (199), and slower at 16, where its stores
 //!   and the wait for memory add up: one block of rows takes as long as the memory needs, so the first pass hides it.
 //! - Activation bytes are broadcast from memory inside `vpdpbusd`, which costs a load port and no shuffle.
-//! - Prefetching [`AHEAD`] makes decode 20 % faster: hardware prefetching stops at every 4 KiB page.
+//! - Prefetching [`AHEAD`] makes decode 20 % faster: hardware prefetching stops at every 4 KiB page. Scales, a second stream
+//!   of a fifth of the bytes, need it as much: from memory 8 rows of a Q4_1 group take 22 ns with it and 29 without.
 
 mod attention;
 

@@ -94,6 +94,7 @@ class AdaptiveLength:
     """
 
     FADING = 0.97  # of the tokens and seconds whose quotient is the rate
+    UNTRIED = 4  # tokens asked of a drafter as long as it is not known what they cost
 
     def __init__(
         self,
@@ -126,7 +127,9 @@ class AdaptiveLength:
     def next(self, drafter: str) -> int:
         """Return how much to ask of `drafter`: all it has if its proposals cost next to nothing."""
         per_token = self._draft_cost(drafter)
-        if per_token is None or per_token < 0.01 * self.cost(1):
+        if per_token is None:
+            return min(self.UNTRIED, self.max_length)
+        if per_token < 0.01 * self.cost(1):
             return self.max_length
         return self._choose((drafter, 0), self.max_length, per_token)
 
@@ -144,7 +147,7 @@ class AdaptiveLength:
         rows, drafted = outcome.evaluated, outcome.drafted
         if rows != 1 + drafted:
             # A prompt: neither its cost nor its speed says anything about the next step.
-            self._on_trial = False
+            self._on_trial, self._last_drafter = False, outcome.drafter
             return
         if self._observe is not None:
             self._observe(rows, outcome.verify_seconds)
@@ -155,8 +158,8 @@ class AdaptiveLength:
             drafting = outcome.draft_seconds
             if self._fixed_draft_cost is not None:
                 drafting = self._fixed_draft_cost * drafted
-            elif self._last_drafter == outcome.drafter or outcome.drafter not in self._draft_costs:
-                # Otherwise it had to catch up with the text first.
+            elif self._last_drafter == outcome.drafter:
+                # Otherwise it had to catch up with the text first: with all of it, perhaps.
                 self._note_draft_cost(outcome.drafter, drafting / drafted)
             spent += drafting
             if self._on_trial:

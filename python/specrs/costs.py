@@ -14,8 +14,8 @@ class ForwardCost(Protocol):
         """Return the time of a forward of `rows` tokens."""
 
 
-# What is assumed at first, by rows: about the curve of the CPU engine.
-ASSUMED = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.35, 6: 1.7, 8: 2.0, 12: 2.9, 16: 3.7, 40: 9.0}
+# What is assumed at first, by rows: between the curves of small and of large models.
+ASSUMED = {1: 1.0, 2: 1.08, 3: 1.15, 4: 1.28, 6: 1.5, 8: 1.75, 12: 2.4, 16: 3.1, 40: 7.5}
 MOST_ROWS = max(ASSUMED)  # more are a prompt
 
 
@@ -24,17 +24,20 @@ class MeasuredCost:
 
     It is a level, in seconds, times a curve relative to one row. Other work on the machine changes
     the level within a few forwards; the curve hardly: both follow the logarithm of what is
-    measured, in steps that no outlier can make large. One object may be shared by all generations
+    measured, in steps that no outlier can make large. A surprise where the curve rests on few
+    measurements is the curve's, elsewhere the level's. One object may be shared by all generations
     of a model.
     """
 
-    # How far level and curve follow a measurement, and the largest surprise that counts.
+    # How far level and curve follow a measurement at last, and the largest surprise that counts.
     LEVEL_GAIN, CURVE_GAIN, LARGEST_SURPRISE = 0.2, 0.06, 0.4
+    PRIOR = 3.0  # how many measurements the assumed curve weighs as much as
 
     def __init__(self) -> None:
         self.measurements = 0
         self._level = 1.0
         self._curve = [0.0] + [1.0] * MOST_ROWS
+        self._seen = [0.0] * (MOST_ROWS + 1)  # measurements that the curve rests on, by rows
         for (left, low), (right, high) in pairwise(ASSUMED.items()):
             for rows in range(left, right + 1):
                 self._curve[rows] = low + (high - low) * (rows - left) / (right - left)
@@ -56,11 +59,16 @@ class MeasuredCost:
         surprise = math.log(seconds / self(rows))
         surprise = max(-self.LARGEST_SURPRISE, min(self.LARGEST_SURPRISE, surprise))
         # The first measurements count equally: before the level is known, no surprise says much.
-        self._level *= math.exp(surprise * max(self.LEVEL_GAIN, 1 / self.measurements))
-        if rows == 1:
-            return  # the curve is relative to it
+        gain = max(self.LEVEL_GAIN, 1 / self.measurements)
+        if rows == 1:  # the curve is relative to it
+            self._level *= math.exp(surprise * gain)
+            return
+        seen = self._seen[rows]
+        self._level *= math.exp(surprise * gain * seen / (self.PRIOR + seen))
         # Numbers of rows that are close by cost about as much.
         for near in range(rows // 2 + 1, min(2 * rows, MOST_ROWS + 1)):
             if near > 1:
                 nearness = 1 - abs(math.log2(near / rows))
-                self._curve[near] *= math.exp(surprise * self.CURVE_GAIN * nearness)
+                gain = max(self.CURVE_GAIN, 1 / (self.PRIOR + self._seen[near]))
+                self._curve[near] *= math.exp(surprise * gain * nearness)
+                self._seen[near] += nearness

@@ -109,24 +109,27 @@ impl Accumulator {
         }
     }
 
-    /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them, each
-    /// later row one more. `next` are the keys of the block that will be added then.
+    /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them,
+    /// each later row one more. `next` are the keys of the block after it, if that is likely to be added.
     ///
     /// Performance note: a few queries take less time than it takes to fetch the block from memory, and the processor
-    /// does not foresee jumps from page to page; asking for it in advance makes decoding at 1,000 positions a third faster.
+    /// does not foresee jumps from page to page; asking for it in advance makes decoding at 1,000 positions a third
+    /// faster.
     fn add_block(
         &mut self,
         unit: &Unit<'_>,
         queries: &[f32],
         [keys, values]: [&[f16]; 2],
-        next: &[f16],
+        next: Option<&[f16]>,
         valid: usize,
         scratch: &mut Scratch,
     ) {
         scratch.scores.resize(self.states.len() * PAGE, 0.0);
         prefetch(values);
         unit.kernels.multiply_f16(self.states.len(), queries, keys, PAGE, &mut scratch.scores, false);
-        prefetch(next);
+        if let Some(next) = next {
+            prefetch(next);
+        }
         self.add_weighted(unit, &mut scratch.scores, values, valid, &mut scratch.factors);
     }
 
@@ -226,8 +229,7 @@ impl Unit<'_> {
         acc.clear(self.queries(), self.width);
         let blocks = segment * SEGMENT..(self.own_block() + 1).min((segment + 1) * SEGMENT);
         for block in blocks.clone() {
-            let next = if blocks.contains(&(block + 1)) { &self.pages[block + 1] } else { &self.pages[block] };
-            let next = next.keys(self.layer, self.head);
+            let next = blocks.contains(&(block + 1)).then(|| self.pages[block + 1].keys(self.layer, self.head));
             let valid = PAGE.min(self.position + 1 - block * PAGE);
             let page = &self.pages[block];
             let [keys, values] = [page.keys(self.layer, self.head), page.values(self.layer, self.head)];
@@ -242,7 +244,7 @@ impl Unit<'_> {
             if !indices.is_empty() {
                 some.gather(acc, indices);
                 gather_rows(queries, self.width, indices, some_queries);
-                some.add_block(self, some_queries, [keys, values], next, valid, scratch);
+                some.add_block(self, some_queries, [keys, values], None, valid, scratch);
                 some.scatter(acc, indices);
             }
         }

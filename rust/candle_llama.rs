@@ -64,8 +64,8 @@ impl CandleModel {
     ///
     /// # Errors
     /// [`Error::Argument`] if the device is unknown, not part of this build, or does not work; [`Error::Gguf`] if the
-    /// file does not hold a model that can be run, or has tensors of a type that candle lacks; [`Error::Interrupted`] if
-    /// `poll` said so.
+    /// file does not hold a model that can be run, or has tensors of a type that candle lacks; [`Error::Interrupted`]
+    /// if `poll` said so.
     pub fn load(file: &GgufFile, device: &str, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let device = open_device(device)?;
         let config = Config::from_gguf(file)?;

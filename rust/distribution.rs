@@ -253,7 +253,8 @@ impl Scratch {
     }
 }
 
-/// The token that maximises `ln weight + Gumbel noise`, which draws each with a probability in proportion to its weight.
+/// The token that maximises `ln weight + Gumbel noise`, which draws each with a probability in proportion to its
+/// weight.
 ///
 /// The Gumbel noise of a uniform `u` is `-ln(-ln(1 - u))`, so the same token minimises `-ln(1 - u) / weight`: it wins a
 /// race of exponential clocks (Gumbel, 1954; Maddison et al., 2014). In this form most tokens are out without a

@@ -177,8 +177,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::forward`], but returns only the token with the highest of the logits, the first among equals; `None`
-    /// if none is above -inf.
+    /// As [`Engine::forward`], but returns only the token with the highest of the logits, the first among equals;
+    /// `None` if none is above -inf.
     pub fn choose(
         &self,
         cache: &mut Cache,

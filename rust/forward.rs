@@ -24,7 +24,6 @@ use crate::weights::{Layer, Matrix, Weights};
 pub use buffers::Buffers;
 use choose::Choices;
 use half::f16;
-use output::Output;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -65,12 +64,21 @@ struct UnitRows {
     partial: usize,
 }
 
-/// What a pass gives for every wanted row.
-pub enum Outcome {
+/// What a pass gives for every wanted row: what its task asks for.
+#[derive(Default)]
+pub struct Outcome {
     /// Logits, `[wanted][n_vocab]`.
-    Logits(Vec<f32>),
+    pub logits: Vec<f32>,
     /// The most likely token; `None` if no logit is above -inf.
-    Tokens(Vec<Option<u32>>),
+    pub tokens: Vec<Option<u32>>,
+}
+
+/// What the last phase of a pass computes for every wanted row.
+enum Output {
+    /// All logits, `[wanted][n_vocab]`.
+    Logits(Shared<f32>),
+    /// The most likely token.
+    Choices(Choices),
 }
 
 /// What a pass is to do.
@@ -114,8 +122,9 @@ impl Pass {
         let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
 
         let group = config.n_head / config.n_head_kv;
-        // A unit reads all keys and values of its head, so the more rows it has the better; but every worker needs several
-        // pieces of work, or the slowest decides: units, or the segments of these where they may run in parallel.
+        // A unit reads all keys and values of its head, so the more rows it has the better; but every worker needs
+        // several pieces of work, or the slowest decides: units, or the segments of these where they may run in
+        // parallel.
         let dense = prompts.iter().all(Option::is_none);
         let segments = rows.iter().map(|row| Unit::segments_at(row.position)).max();
         let pieces = segments.filter(|_| dense).unwrap_or(1);
@@ -161,15 +170,14 @@ impl Pass {
         if self.stopped.into_inner() {
             return (None, self.buffers);
         }
-        let n_vocab = self.decoder.config.n_vocab;
         let outcome = match self.output {
-            Output::Choices(choices) => Outcome::Tokens(choices.into_tokens()),
+            Output::Choices(choices) => Outcome { tokens: choices.into_tokens(), ..Outcome::default() },
+            Output::Logits(logits) if !self.task.choose => Outcome { logits: logits.into_vec(), ..Outcome::default() },
+            // The output projection is floats, of which no first part is known sooner.
             Output::Logits(logits) => {
                 let logits = logits.into_vec();
-                match self.task.choose {
-                    true => Outcome::Tokens(logits.chunks_exact(n_vocab).map(argmax).collect()),
-                    false => Outcome::Logits(logits),
-                }
+                let tokens = logits.chunks_exact(self.decoder.config.n_vocab).map(argmax).collect();
+                Outcome { tokens, ..Outcome::default() }
             }
         };
         (Some(outcome), self.buffers)
@@ -250,7 +258,7 @@ impl Pass {
     fn project(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
         let width: usize = layer.qkv.iter().map(|m| m.rows).sum();
         let count = layer.qkv.iter().map(Matrix::tile_count).sum();
-        while let Some(share) = worker.claim(count, self.step(1)) {
+        while let Some(share) = worker.take(count, self.step(1)) {
             let (mut first_tile, mut first_column) = (0, 0);
             for matrix in &layer.qkv {
                 let own = |at: usize| at.clamp(first_tile, first_tile + matrix.tile_count()) - first_tile;
@@ -313,7 +321,7 @@ impl Pass {
         let Buffers { normed, hidden, .. } = &self.buffers;
         let rows = self.task.rows.len();
         let step = (RESULTS / rows).max(1).next_multiple_of(GROUP / TILE);
-        while let Some(share) = worker.claim(layer.ffn_gate.tile_count(), self.step(GROUP / TILE)) {
+        while let Some(share) = worker.take(layer.ffn_gate.tile_count(), self.step(GROUP / TILE)) {
             for first in share.clone().step_by(step) {
                 let tiles = first..share.end.min(first + step);
                 // Whole groups; columns past the last one of the layer stay zero.
@@ -339,7 +347,7 @@ impl Pass {
 
     /// Adds the product of `matrix` and `input` to the residual stream.
     fn add_product(&self, worker: &Worker<'_>, matrix: &Matrix, input: &Activations, local: &mut Local) {
-        while let Some(tiles) = worker.claim(matrix.tile_count(), self.step(1)) {
+        while let Some(tiles) = worker.take(matrix.tile_count(), self.step(1)) {
             self.multiply(matrix, tiles, input, local, |row, columns, values| {
                 let at = self.residual(row).start;
                 add(values, self.buffers.x.write(at + columns.start..at + columns.end));
@@ -347,13 +355,13 @@ impl Pass {
         }
     }
 
-    /// Tiles that are worth a claim of their own, a multiple of `least`: the fewer rows, the more.
+    /// Tiles that are worth being taken alone, a multiple of `least`: the fewer rows, the more.
     fn step(&self, least: usize) -> usize {
-        (CLAIM / self.task.rows.len()).max(1).next_multiple_of(least)
+        (PIECE / self.task.rows.len()).max(1).next_multiple_of(least)
     }
 
-    /// Multiplies some tiles with all rows of `input`: `sink(row, columns, values)`; the last tile may have fewer columns
-    /// than values.
+    /// Multiplies some tiles with all rows of `input`: `sink(row, columns, values)`; the last tile may have fewer
+    /// columns than values.
     fn multiply(
         &self,
         matrix: &Matrix,
@@ -366,8 +374,10 @@ impl Pass {
     }
 }
 
-/// Products of a tile and a row that are worth a claim of their own.
-const CLAIM: usize = 16;
+/// Products of a tile and a row that are worth being taken alone.
+const PIECE: usize = 16;
+/// The same of tiles of the output product, whatever the rows.
+const OUTPUT_PIECE: usize = 16;
 
 /// Stores the results of a tile; whole ones, nearly all, as one fixed-size copy instead of a call.
 fn put(values: &[f32; TILE], to: &mut [f32]) {

@@ -8,7 +8,8 @@
 //! - *A pass*: [`forward`] is the program that all workers ([`threads`]) run together, with [`matmul`] for the products
 //!   and [`attention`] over the paged [`cache`]. [`model`] cuts inputs into passes.
 //! - *candle*: [`candle_llama`] is the same decoder on candle's tensors; [`engine`] puts both behind one interface.
-//! - *For users*: [`session`] and [`saved`], [`tokenizer`] and [`text_stream`], [`sampling`]; `py` is the Python module.
+//! - *For users*: [`session`] and [`saved`], [`tokenizer`] and [`text_stream`], [`sampling`]; `py` is the Python
+//!   module.
 
 pub mod error;
 

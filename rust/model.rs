@@ -97,10 +97,9 @@ impl CpuModel {
             0..=MAX_ROWS => Vec::new(),
             _ => room_for_logits(inputs.iter().map(|input| input.logits).sum(), self.config().n_vocab)?,
         };
-        self.passes_over(inputs, false, poll, |outcome| match outcome {
-            Outcome::Logits(part) if logits.capacity() == 0 => logits = part,
-            Outcome::Logits(part) => logits.extend(part),
-            Outcome::Tokens(_) => unreachable!("logits were asked for"),
+        self.passes_over(inputs, false, poll, |outcome| match logits.capacity() {
+            0 => logits = outcome.logits,
+            _ => logits.extend(outcome.logits),
         })?;
         Ok(logits)
     }
@@ -109,10 +108,7 @@ impl CpuModel {
     /// `None` if none is above -inf. Faster, since most logits need not be computed in full.
     pub fn choose(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<Option<u32>>> {
         let mut tokens = Vec::new();
-        self.passes_over(inputs, true, poll, |outcome| match outcome {
-            Outcome::Tokens(part) => tokens.extend(part),
-            Outcome::Logits(_) => unreachable!("tokens were asked for"),
-        })?;
+        self.passes_over(inputs, true, poll, |outcome| tokens.extend(outcome.tokens))?;
         Ok(tokens)
     }
 

@@ -225,8 +225,8 @@ impl Session {
         Ok(logits)
     }
 
-    /// As [`Session::forward`], but returns only the token with the highest of the logits, the first among equals; `None`
-    /// if none is above -inf.
+    /// As [`Session::forward`], but returns only the token with the highest of the logits, the first among equals;
+    /// `None` if none is above -inf.
     ///
     /// # Errors
     /// As of [`Session::forward`].
@@ -242,8 +242,8 @@ impl Session {
         Ok(chosen)
     }
 
-    /// As [`Session::forward`], for a whole prompt: in pieces, between which `progress` is told how many tokens are done
-    /// and says whether to go on; and attending to what the pattern of `prompt` keeps.
+    /// As [`Session::forward`], for a whole prompt: in pieces, between which `progress` is told how many tokens are
+    /// done and says whether to go on; and attending to what the pattern of `prompt` keeps.
     ///
     /// # Errors
     /// As of [`Session::forward`], [`Error::Interrupted`] also if `progress` wanted no more; [`Error::Argument`] if the

@@ -76,11 +76,12 @@ impl Worker<'_> {
     ///
     /// Pieces are multiples of `step` and get smaller towards the end, so that workers end together even if one is
     /// slower. Only one set of units can be shared out between two barriers.
-    pub fn claim(&self, units: usize, step: usize) -> Option<std::ops::Range<usize>> {
-        let next = &self.barrier.claimed;
+    pub fn take(&self, units: usize, step: usize) -> Option<std::ops::Range<usize>> {
+        let next = &self.barrier.taken;
         let mut start = next.load(Ordering::Relaxed);
         while start < units {
-            let share = 3 * (units - start) / (4 * self.count);
+            // A single worker has nobody to wait for.
+            let share = if self.count == 1 { units - start } else { 3 * (units - start) / (4 * self.count) };
             let end = (start + (share / step * step).max(step)).min(units);
             match next.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(start..end),
@@ -112,8 +113,8 @@ struct Barrier {
     arrived: AtomicUsize,
     round: AtomicUsize,
     broken: AtomicBool,
-    /// How many units workers have claimed since the last round.
-    claimed: AtomicUsize,
+    /// How many units workers have taken since the last round.
+    taken: AtomicUsize,
     /// Nanoseconds that workers waited after they had spun in vain.
     stalled: AtomicU64,
 }
@@ -125,20 +126,20 @@ impl Barrier {
             arrived: AtomicUsize::new(0),
             round: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
-            claimed: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
             stalled: AtomicU64::new(0),
         }
     }
 
     fn wait(&self) {
         if self.count == 1 {
-            self.claimed.store(0, Ordering::Relaxed);
+            self.taken.store(0, Ordering::Relaxed);
             return;
         }
         let round = self.round.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
             self.arrived.store(0, Ordering::Relaxed);
-            self.claimed.store(0, Ordering::Relaxed);
+            self.taken.store(0, Ordering::Relaxed);
             self.round.store(round.wrapping_add(1), Ordering::Release);
             return;
         }

@@ -3,6 +3,8 @@
 //! All matrices lie in one anonymous mapping, so that large pages can back it; the pages of the file are released as
 //! soon as they are repacked, which keeps peak memory near the size of the file.
 
+mod norms;
+
 use crate::blocks::{Block, GgmlType};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -14,9 +16,10 @@ use crate::kernels::layout::{
 use crate::kernels::scalar::{lane, row_weights, unpack_one};
 use half::{bf16, f16};
 use memmap2::{Mmap, MmapMut};
+use norms::norms;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A packed matrix: `rows` outputs of `columns` inputs each.
 pub struct Matrix {
@@ -265,24 +268,11 @@ pub struct Weights {
     pub output: Arc<Matrix>,
     /// Resident bytes.
     pub bytes: usize,
-    /// See [`Weights::output_norms`].
-    output_norms: OnceLock<Vec<[f32; TILE]>>,
+    /// See [`norms`]; empty if the output projection is floats.
+    pub output_norms: Vec<[f32; TILE]>,
 }
 
 impl Weights {
-    /// Euclidean norms of the rows of the output projection, computed by the first who asks.
-    pub fn output_norms(&self) -> &[[f32; TILE]] {
-        self.output_norms.get_or_init(|| {
-            let mut row = vec![0.0; self.output.columns];
-            let mut norm = |i: usize| {
-                self.output.row(i, &mut row);
-                row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32
-            };
-            let norms: Vec<f32> = (0..self.output.rows).map(&mut norm).collect();
-            norms.chunks(TILE).map(|norms| std::array::from_fn(|i| norms.get(i).copied().unwrap_or(0.0))).collect()
-        })
-    }
-
     /// Reads and repacks the tensors of `file` on `threads` threads.
     ///
     /// # Errors
@@ -351,13 +341,17 @@ impl Weights {
             })
             .collect::<Result<_>>()?;
         let output = if tied { embedding.clone() } else { Arc::new(next()) };
+        let output_norms = match output.dtype.is_float() {
+            true => Vec::new(),
+            false => norms(&output, threads, poll).ok_or(Error::Interrupted)?,
+        };
         Ok(Self {
             embedding,
             layers,
             output_norm: vector(file, "output_norm.weight")?,
             output,
             bytes: end,
-            output_norms: OnceLock::new(),
+            output_norms,
         })
     }
 }

@@ -122,19 +122,26 @@ class AdaptiveLength:
         self._made, self._spent = 0.0, 0.0  # of the recent past
         self._total, self._explored = 0.0, 0.0
         self._on_trial = False  # whether the step drafts to try, not because it pays
-        self._last_drafter: str | None = None
+        self._asked: set[str] = set()  # who was asked for this step
+        self._caught_up: set[str] = set()  # and who for the step before, so knows the text
+        self._proposed: tuple[str | None, int] | None = None  # the last proposal of this step
 
     def next(self, drafter: str) -> int:
         """Return how much to ask of `drafter`: all it has if its proposals cost next to nothing."""
         per_token = self._draft_cost(drafter)
         if per_token is None:
-            return min(self.UNTRIED, self.max_length)
-        if per_token < 0.01 * self.cost(1):
-            return self.max_length
-        return self._choose((drafter, 0), self.max_length, per_token)
+            length = min(self.UNTRIED, self.max_length)
+        elif per_token < 0.01 * self.cost(1):
+            length = self.max_length
+        else:
+            length = self._choose((drafter, 0), self.max_length, per_token)
+        if length:
+            self._asked.add(drafter)
+        return length
 
     def keep(self, draft: Draft) -> int:
         """Return how many tokens of a proposal to verify; what they cost to draft is spent."""
+        self._proposed = draft.drafter, len(draft)
         if not draft:
             return 0
         source = (draft.drafter, class_of(draft.matched))
@@ -145,26 +152,28 @@ class AdaptiveLength:
     def update(self, outcome: Outcome) -> None:
         """Learn from a step."""
         rows, drafted = outcome.evaluated, outcome.drafted
+        drafter, proposed = self._proposed or (outcome.drafter, drafted)
+        caught_up, self._caught_up = self._caught_up, self._asked | {drafter or ""}
+        self._proposed, self._asked = None, set()
+        on_trial, self._on_trial = self._on_trial, False
         if rows != 1 + drafted:
             # A prompt: neither its cost nor its speed says anything about the next step.
-            self._on_trial, self._last_drafter = False, outcome.drafter
             return
         if self._observe is not None:
             self._observe(rows, outcome.verify_seconds)
         spent = self.cost(rows)
+        if proposed and drafter is not None:
+            if self._fixed_draft_cost is not None:
+                spent += self._fixed_draft_cost * proposed
+            else:
+                spent += outcome.draft_seconds
+                if drafter in caught_up:  # otherwise the text, or much of it, was new to it
+                    self._note_draft_cost(drafter, outcome.draft_seconds / proposed)
         if drafted and outcome.drafter is not None:
             source = (outcome.drafter, class_of(outcome.matched))
             self._acceptance(source).update(drafted, outcome.accepted)
-            drafting = outcome.draft_seconds
-            if self._fixed_draft_cost is not None:
-                drafting = self._fixed_draft_cost * drafted
-            elif self._last_drafter == outcome.drafter:
-                # Otherwise it had to catch up with the text first: with all of it, perhaps.
-                self._note_draft_cost(outcome.drafter, drafting / drafted)
-            spent += drafting
-            if self._on_trial:
+            if on_trial:
                 self._explored += max(0.0, spent - (1 + outcome.accepted) / self.rate)
-        self._on_trial, self._last_drafter = False, outcome.drafter
         self._total += spent
         self._made = self._made * self.FADING + 1 + outcome.accepted
         self._spent = self._spent * self.FADING + spent

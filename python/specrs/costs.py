@@ -59,16 +59,17 @@ class MeasuredCost:
         surprise = math.log(seconds / self(rows))
         surprise = max(-self.LARGEST_SURPRISE, min(self.LARGEST_SURPRISE, surprise))
         # The first measurements count equally: before the level is known, no surprise says much.
-        gain = max(self.LEVEL_GAIN, 1 / self.measurements)
+        level_gain = max(self.LEVEL_GAIN, 1 / self.measurements)
         if rows == 1:  # the curve is relative to it
-            self._level *= math.exp(surprise * gain)
+            self._level *= math.exp(surprise * level_gain)
             return
+        # The less the curve is known here, the less a surprise says of the level.
         seen = self._seen[rows]
-        self._level *= math.exp(surprise * gain * seen / (self.PRIOR + seen))
+        self._level *= math.exp(surprise * level_gain * seen / (self.PRIOR + seen))
         # Numbers of rows that are close by cost about as much.
         for near in range(rows // 2 + 1, min(2 * rows, MOST_ROWS + 1)):
             if near > 1:
                 nearness = 1 - abs(math.log2(near / rows))
-                gain = max(self.CURVE_GAIN, 1 / (self.PRIOR + self._seen[near]))
-                self._curve[near] *= math.exp(surprise * gain * nearness)
+                curve_gain = max(self.CURVE_GAIN, 1 / (self.PRIOR + self._seen[near]))
+                self._curve[near] *= math.exp(surprise * curve_gain * nearness)
                 self._seen[near] += nearness

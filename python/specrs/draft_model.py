@@ -141,7 +141,7 @@ class DraftModel:
         ids.extend(tokens[common:])
 
     def _guess(self, fresh: Sequence[int]) -> int | None:
-        """Evaluate `fresh` and choose what follows; None if the draft is not sure enough of it."""
+        """Evaluate `fresh` and choose what follows; None if the draft is not sure of it."""
         if self._takes_highest:
             (highest,) = self._session.choose_last(fresh, 1)
             self._follower.ids.extend(fresh)

@@ -151,14 +151,11 @@ def steps(
             evaluated = len(unseen) + len(draft)
             try:
                 wanted = 1 + len(draft)
-                if len(unseen) > 1 and attention is not None:
+                if len(unseen) > 1 and (attention is not None or progress is not None):
                     session.prefill(unseen[:-1], attention=attention, progress=progress)
                     unseen = unseen[-1:]
                 rows = unseen + draft
-                if len(unseen) > 1 and progress is not None:
-                    logits = session.prefill(rows, positions=wanted, progress=progress)
-                    picks = picker.picks(logits)
-                elif picker.needs_logits:
+                if picker.needs_logits:
                     picks = picker.picks(session.forward_last(rows, wanted))
                 else:
                     picks = picker.known(session.choose_last(rows, wanted))

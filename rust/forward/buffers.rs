@@ -16,9 +16,9 @@ pub struct Buffers {
     pub(super) qkv: Shared<f32>,
     /// Normed input of the layers' products.
     pub(super) normed: Activations,
-    /// Normed input of the output product, and for logits what quantising took off it.
+    /// Normed input of the output product; where logits are wanted, below it what quantising took off each row.
     pub(super) output: Activations,
-    /// That rest, where only the most likely tokens are wanted.
+    /// What quantising took off `output`, where only the most likely tokens are wanted.
     pub(super) output_rest: Activations,
     /// Attention output.
     pub(super) attended: Activations,

@@ -4,22 +4,10 @@
 //! rounded likewise, takes a third off the divergence from exact arithmetic (0.0035 to 0.0023 nats on SmolLM2 Q4_1).
 //! Float weights take activations as they are.
 
-use super::choose::Choices;
-use super::{add, put, Buffers, Decoder, Local, Pass};
+use super::{add, put, Buffers, Decoder, Local, Output, Pass, OUTPUT_PIECE};
 use crate::kernels::shared::Shared;
 use crate::matmul::multiply;
 use crate::threads::Worker;
-
-/// Fewest tiles of the output product that a worker claims.
-pub(super) const CLAIM: usize = 16;
-
-/// What is wanted of a pass for every wanted row.
-pub(super) enum Output {
-    /// All logits, `[wanted][n_vocab]`.
-    Logits(Shared<f32>),
-    /// The most likely token.
-    Choices(Choices),
-}
 
 impl Decoder {
     /// Whether a logit has two parts.
@@ -50,7 +38,7 @@ impl Pass {
     pub(super) fn output_logits(&self, worker: &Worker<'_>, logits: &Shared<f32>, local: &mut Local) {
         let Decoder { config, kernels, weights } = &*self.decoder;
         let (count, rows) = (self.task.wanted.len(), self.buffers.output.rows());
-        while let Some(tiles) = worker.claim(weights.output.tile_count(), CLAIM) {
+        while let Some(tiles) = worker.take(weights.output.tile_count(), OUTPUT_PIECE) {
             multiply(kernels, &weights.output, tiles, &rows, &mut local.results, |row, columns, values| {
                 let at = row % count * config.n_vocab;
                 let logits = logits.write(at + columns.start..at + columns.end);

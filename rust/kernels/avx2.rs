@@ -156,7 +156,8 @@ impl<L: Layout> Sums<L> {
     };
 }
 
-/// Adds group `g` of the rows from `first` on to the accumulators; `quants(j, half)` are the quants of word `j` of a half tile.
+/// Adds group `g` of the rows from `first` on to the accumulators; `quants(j, half)` are the quants of word `j` of a
+/// half tile.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn accumulate<L: Layout, const M: usize>(

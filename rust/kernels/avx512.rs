@@ -6,8 +6,9 @@
 //! - Unpacking a tile to memory once for all blocks was no faster at 256 rows (199), and slower at 16, where its stores
 //!   and the wait for memory add up: one block of rows takes as long as the memory needs, so the first pass hides it.
 //! - Activation bytes are broadcast from memory inside `vpdpbusd`, which costs a load port and no shuffle.
-//! - Prefetching [`AHEAD`] makes decode 20 % faster: hardware prefetching stops at every 4 KiB page. Scales, a second stream
-//!   of a fifth of the bytes, need it as much: from memory 8 rows of a Q4_1 group take 22 ns with it and 29 without.
+//! - Prefetching [`AHEAD`] makes decode 20 % faster: hardware prefetching stops at every 4 KiB page. Scales, a second
+//!   stream of a fifth of the bytes, need it as much: from memory 8 rows of a Q4_1 group take 22 ns with it and 29
+//!   without.
 
 mod attention;
 
@@ -24,7 +25,7 @@ const BLOCK: usize = 8;
 
 /// How far ahead quants are prefetched, in bytes; the tiles that a worker reads lie one after the other.
 const AHEAD: usize = 4096;
-/// The same for scales, of which a group has 64 bytes or fewer.
+/// The same for scales, of which a group has about a line.
 const SCALES_AHEAD: usize = 1024;
 
 /// Calls `function::<.., M>(args)` for the row count `M`, 1 to [`BLOCK`].
@@ -267,7 +268,7 @@ pub fn unpack<L: Layout>(packed: &[u8]) -> [__m512i; 8] {
     })
 }
 
-/// Float weights, `1 << LOG_BYTES` bytes each (2 bytes: bf16 when `BF16`).
+/// Float weights times `M` rows from `first` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn dot_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
     let columns = tile.groups * GROUP;

@@ -280,8 +280,8 @@ impl ActivationGroup {
 
 /// Activation rows as kernels read them.
 ///
-/// The groups of [`INTERLEAVED`] rows (fewer if there are not so many) alternate, so that a kernel that multiplies these
-/// rows with a group of weights reads one piece of memory, and what follows for the next group.
+/// The groups of [`INTERLEAVED`] rows (fewer if there are not so many) alternate, so that a kernel that multiplies
+/// these rows with a group of weights reads one piece of memory, and what follows for the next group.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     /// Number of rows.

@@ -130,14 +130,22 @@ impl Kernels {
     /// # Errors
     /// [`Error::Argument`] if it is unknown or this CPU cannot run it.
     pub fn by_name(name: &str) -> Result<Self> {
-        let available = Self::available();
-        let found = available.iter().find(|k| k.name.split('-').next() == Some(name));
-        found.copied().ok_or_else(|| {
+        let found = match name {
+            "scalar" => Some(Self::scalar()),
+            #[cfg(target_arch = "x86_64")]
+            "avx2" => Self::avx2(),
+            #[cfg(target_arch = "x86_64")]
+            "avx512" => Self::avx512(),
+            #[cfg(target_arch = "x86_64")]
+            "amx" => Self::amx(),
+            _ => None,
+        };
+        found.ok_or_else(|| {
+            let available = Self::available();
             let names: Vec<_> = available.iter().filter_map(|k| k.name.split('-').next()).collect();
-            let fault = if ["scalar", "avx2", "avx512", "amx"].contains(&name) {
-                "not available on this CPU"
-            } else {
-                "unknown"
+            let fault = match ["scalar", "avx2", "avx512", "amx"].contains(&name) {
+                true => "not available on this CPU",
+                false => "unknown",
             };
             Error::Argument(format!("SPECRS_KERNELS={name} is {fault}; available: {}", names.join(", ")))
         })

@@ -13,8 +13,8 @@ pub(crate) struct Shared<T> {
     cells: Box<[UnsafeCell<T>]>,
 }
 
-// SAFETY: access follows the contract of `Shared::write`; elements are written (`Send`) and, by several threads at once,
-// read (`Sync`) from any of them.
+// SAFETY: access follows the contract of `Shared::write`; elements are written (`Send`) and, by several threads at
+// once, read (`Sync`) from any of them.
 unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 
 impl<T: Copy + Zeroable> Shared<T> {

@@ -145,12 +145,12 @@ fn dot_has_the_bits_of_the_specification_for_every_type_and_row_count() {
     for kernels in Kernels::available() {
         for dtype in GgmlType::ALL {
             let step = dtype.block_len().div_ceil(GROUP);
-            // One, two and three blocks, and a number that is no multiple of a panel.
-            for groups in [step, 2 * step, 3 * step, 24] {
+            // One, two and three blocks, and one, two and three panels of the kernels that have them.
+            for groups in [step, 2 * step, 3 * step, 24, 40, 56] {
                 for fill in [Fill::Random, Fill::Largest, Fill::Smallest] {
                     let tile = TileBytes::new(dtype, groups, fill, &mut random);
-                    for count in (1..=17).chain([64, 257]) {
-                        if count > 17 && groups != 24 {
+                    for count in (1..=33).chain([64, 257]) {
+                        if count > 17 && (groups != 40 || fill != Fill::Random) {
                             continue;
                         }
                         let rows = RowBytes::new(count, groups, fill, &mut random);
@@ -355,6 +355,29 @@ fn attention_kernels_have_the_bits_of_the_specification() {
                     assert!(got[start..end].iter().all(|&bits| bits == 0));
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn screening_hides_no_value() {
+    let mut random = Random::new(9);
+    for kernels in Kernels::available() {
+        for lane in 0..TILE {
+            let mut values: [f32; TILE] = std::array::from_fn(|_| random.float());
+            let norms = [1.0; TILE];
+            let mut low = 5.0;
+            assert!(!kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.0);
+            values[lane] = 4.75;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.0);
+            values[lane] = 6.0;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.5);
+            // What is no number neither hides the others nor is left out.
+            values[(lane + 1) % TILE] = f32::NAN;
+            let mut low = f32::NEG_INFINITY;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.5);
+            let mut low = 9.0;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 9.0);
         }
     }
 }

@@ -184,15 +184,23 @@ pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
     }
 }
 
-/// Whether any of 16 values, each known to within `error` times its norm, can be as high as `low`, which is first raised to
-/// what one of them is at least.
+/// Whether any of 16 values, each known to within `error` times its norm, can be as high as `low`, which is first
+/// raised to what one of them is at least. A value that is not a number can.
 #[inline(always)]
 pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut f32) -> bool {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let high: [f32; LANES] = std::array::from_fn(|i| norms[i].mul_add(error, values[i]));
-    let least: [f32; LANES] = std::array::from_fn(|i| norms[i].mul_add(-error, values[i]));
+    let least: [f32; LANES] = std::array::from_fn(|i| {
+        let least = norms[i].mul_add(-error, values[i]);
+        // In the tree below, one that is no number would hide others.
+        if least.is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            least
+        }
+    });
     *low = larger(*low, fold(least, larger));
-    fold(high, larger) >= *low
+    high.iter().any(|high| *high >= *low || high.is_nan())
 }
 
 /// Compiles this module's functions for a set of target features, under the same names.

@@ -233,7 +233,8 @@ impl Selection {
     }
 }
 
-/// Multiplies every query with one of the statistics of all blocks before the unit's own, `[chunks of 64 blocks][queries][64]`.
+/// Multiplies every query with one of the statistics of all blocks before the unit's own, `[chunks of 64
+/// blocks][queries][64]`.
 fn multiply_statistics(unit: &Unit<'_>, queries: &[f32], which: usize, columns: &mut Vec<f16>, out: &mut [f32]) {
     let Unit { kernels, width, .. } = *unit;
     columns.resize(width * PAGE, f16::ZERO);

@@ -44,6 +44,7 @@ PATTERNS = [
     DenseBelow(192, SinkWindow(window=64)),
     DenseBelow(192, BlockMean(alpha=0.5, window=64)),
     DenseLayers(1, 0, SinkWindow(window=64)),
+    DenseLayers(0.4, 0, SinkWindow(window=64)),
 ]
 DYNAMIC = ("BlockMean", "Antidiagonal")
 STATIC = [pattern for pattern in PATTERNS if not any(kind in repr(pattern) for kind in DYNAMIC)]
@@ -93,6 +94,7 @@ def test_a_pattern_changes_what_it_leaves_out(
         DenseBelow(640, BlockMean(window=64)),
         DenseLayers(2, 0, SinkWindow(window=64)),
         DenseLayers(1, 1, SinkWindow(window=64)),
+        DenseLayers(0.4, 0.6, SinkWindow(window=64)),
         DenseTail(601, SinkWindow(window=64)),
         "auto",
         "dense",
@@ -306,6 +308,8 @@ def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path])
         (lambda: DenseBelow(-64, SinkWindow()), "positions must be between 0"),
         (lambda: DenseBelow(100, SinkWindow()), "use 64 or 128"),
         (lambda: DenseLayers(-1, 0, SinkWindow()), "first must be between 0"),
+        (lambda: DenseLayers(1.5, 0, SinkWindow()), "first must be a number between 0 and 1"),
+        (lambda: DenseLayers(1, -0.5, SinkWindow()), "last must be a number between 0 and 1"),
         (lambda: DenseTail(-1, SinkWindow()), "positions must be between 0"),
         (lambda: Custom(np.ones((2, 3), dtype=bool)), r"square.*\(2, 3\)"),
         (lambda: Custom(np.ones(4, dtype=bool)), "square"),
@@ -329,6 +333,7 @@ def test_bad_values_are_refused(build: Callable[[], object], message: str) -> No
         lambda: Antidiagonal(stride=8.0),  # type: ignore[arg-type]
         lambda: Antidiagonal(tau=None),  # type: ignore[arg-type]
         lambda: DenseBelow(64, "dense"),  # type: ignore[arg-type]
+        lambda: DenseLayers("1", 0, SinkWindow()),  # type: ignore[arg-type]
         lambda: DenseTail(64, SinkWindow),  # type: ignore[arg-type]
         lambda: Custom(np.ones((2, 2))),  # type: ignore[arg-type]
     ],
@@ -356,7 +361,7 @@ def test_attention_must_be_a_pattern(tiny: Callable[..., Path]) -> None:
 
 
 def test_patterns_print_as_they_are_made() -> None:
-    pattern = DenseBelow(128, DenseLayers(2, 1, DenseTail(9, SinkWindowLog(sink=128, window=256))))
+    pattern = DenseBelow(128, DenseLayers(2, 0.25, DenseTail(9, SinkWindowLog(sink=128, window=256))))
     assert eval(repr(pattern)) == pattern
     assert hash(eval(repr(pattern))) == hash(pattern)
     for simple in (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import specrs
 import bits
+import specrs
 from bits import assert_same_bits, cold, random_ids
 from specrs._specrs import Model
 from specrs.attention import (
@@ -366,7 +366,8 @@ def test_attention_must_be_a_pattern(tiny: Callable[..., Path]) -> None:
 
 
 def test_patterns_print_as_they_are_made() -> None:
-    pattern = DenseBelow(128, DenseLayers(2, 0.25, DenseTail(9, SinkWindowLog(sink=128, window=256))))
+    inner = DenseTail(9, SinkWindowLog(sink=128, window=256))
+    pattern = DenseBelow(128, DenseLayers(2, 0.25, inner))
     assert eval(repr(pattern)) == pattern
     assert hash(eval(repr(pattern))) == hash(pattern)
     for simple in (

@@ -118,7 +118,8 @@ fn auto_is_exact_in_the_first_two_fifths_of_the_layers() {
         assert_eq!((0..n_layer).filter(is_exact).count(), exact, "of {n_layer}");
         assert!((0..n_layer).all(|layer| prompt.rule(n_layer, layer, 63).is_none()), "exact below 4096");
     }
-    let text = "DenseBelow(4096, DenseLayers(0.4, 0, BlockMean(alpha=0.004, spread=3, sink=64, window=256, correct=True)))";
+    let text =
+        "DenseBelow(4096, DenseLayers(0.4, 0, BlockMean(alpha=0.004, spread=3, sink=64, window=256, correct=True)))";
     assert_eq!(prompt.pattern.to_string(), text);
 }
 

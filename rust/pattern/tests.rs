@@ -54,7 +54,7 @@ fn masses(cache: &KvCache, stride: usize, position: usize, query: usize) -> Vec<
     let queries = floats((position + 1) * GROUP * WIDTH, 2);
     let query = &queries[(position * GROUP + query) * WIDTH..][..WIDTH];
     let mut masses = vec![0.0; position / PAGE + 1];
-    for key in (0..=position).filter(|key| (position + key + 1) % stride == 0) {
+    for key in (0..=position).filter(|key| (position + key + 1).is_multiple_of(stride)) {
         let keys = cache.pages()[key / PAGE].keys(0, 0);
         let score = (0..WIDTH).map(|d| f64::from(query[d]) * f64::from(keys[d * PAGE + key % PAGE].to_f32()));
         masses[key / PAGE] += score.sum::<f64>().exp();

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,17 +44,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--model", default="smollm2-135m", help="name or GGUF file")
     parser.add_argument("--synthetic", action="store_true", help="1.1B random weights instead")
-    parser.add_argument("--lengths", help="default: 512 to 8000; 2048 to 32768 for --synthetic")
+    parser.add_argument("--lengths", help="default: 512 to 8000, or 32768 for --synthetic")
     parser.add_argument("--pattern", action="append", help="instead of the default ones")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--whole", type=int, default=8192, help="longest prompt timed as a whole")
+    parser.add_argument(
+        "--whole", type=int, default=8192, help="longest prompt that is timed as a whole"
+    )
     parser.add_argument("--cpu-time", action="store_true", help="for a machine that is not idle")
     parser.add_argument("--text", type=Path, help="to compare patterns on; default: Python's docs")
     for part in ("speed", "fidelity", "retrieval", "peers"):
         parser.add_argument(f"--no-{part}", action="store_true")
     chosen = parser.parse_args()
     path = synthetic_models()[0] if chosen.synthetic else Path(specrs.pull(chosen.model))
-    standard = "2048,4096,8192,16384,32768" if chosen.synthetic else "512,1024,2048,4096,8000"
+    standard = "512,4096,8192,16384,24576,32768" if chosen.synthetic else "512,1024,2048,4096,8000"
     lengths = [int(length) for length in (chosen.lengths or standard).split(",")]
     patterns = [parse(text) for text in chosen.pattern or PATTERNS]
     if "dense" not in patterns:
@@ -66,10 +67,10 @@ def main() -> None:
     print(f"{path.name}, {llm.kernels}, {llm.threads} threads")
     found: dict[str, Any] = {"model": path.name, "kernels": llm.kernels, "threads": llm.threads}
     if not chosen.no_speed:
+        found["pieces"] = pieces(llm, patterns, lengths, chosen.repeats, clock)
         whole = [length for length in lengths if length <= chosen.whole]
         found["prompts"] = prompts(llm, patterns, whole, chosen.repeats, clock)
-        found["pieces"] = pieces(llm, patterns, lengths, chosen.repeats, clock)
-        if not chosen.no_peers:
+        if not (chosen.no_peers or chosen.synthetic):
             found["prompts"] += candle(path, [n for n in whole if n <= CANDLE_MOST])
             found["prompts"] += llama_cpp(path, whole, llm.threads, chosen.repeats)
         table(found["prompts"])
@@ -107,7 +108,8 @@ def pieces(
 ) -> list[dict[str, Any]]:
     """Time the last PIECE tokens of prompts, patterns in turns, and fit the slope over contexts.
 
-    What is before them is prefilled with a narrow window, which costs little at any length.
+    What is before them is prefilled with a narrow window, which costs little at any length. The
+    time of the longest prompt is summed up from the pieces, with straight lines between them.
     """
     ids, session = tokens(llm, max(lengths)), llm.session()
     rows: list[dict[str, Any]] = [{"attention": str(pattern), "ms": {}} for pattern in patterns]
@@ -123,13 +125,19 @@ def pieces(
                 fork.prefill(ids[len(fork) : length], attention=pattern)
                 taken.append(clock() - began)
         for row, taken in zip(rows, seconds, strict=True):
-            row["ms"][length] = 1e3 * statistics.median(taken) / PIECE
+            row["ms"][length] = 1e3 * min(taken) / PIECE
+        print(f"  {length} positions are measured", flush=True)
     print(f"\n{'ms a token, the last 512 of':<72}" + "".join(f"{n:>9}" for n in rows[0]["ms"]))
     for row in rows:
         contexts, ms = list(row["ms"]), list(row["ms"].values())
-        row["slope"] = float(np.polyfit(contexts, ms, 1)[0]) if len(ms) > 1 else None
-        slope = "" if row["slope"] is None else f"  {1e6 * row['slope']:.0f} ns a token of context"
-        print(f"{row['attention']:<72}" + "".join(f"{value:>9.3f}" for value in ms) + slope)
+        positions = np.arange(contexts[-1])
+        row["summed"] = float(np.interp(positions, contexts, ms).sum() / 1e3)
+        ratio = rows[0]["summed"] / row["summed"]
+        sums = f"  {row['summed']:.1f} s for all of the longest ({ratio:.2f}x)"
+        if len(ms) > 1:
+            row["slope"] = float(np.polyfit(contexts, ms, 1)[0])
+            sums += f", {1e6 * row['slope']:.0f} ns a token of context"
+        print(f"{row['attention']:<72}" + "".join(f"{value:>9.3f}" for value in ms) + sums)
     return rows
 
 
@@ -160,7 +168,7 @@ def prompts(
                 row["scratch"] = max(scratch, row["scratch"])
                 del session
         for row, taken in zip(rows, seconds, strict=True):
-            row["seconds"][length] = statistics.median(taken)
+            row["seconds"][length] = min(taken)
     return rows
 
 
@@ -186,7 +194,7 @@ def llama_cpp(
     try:
         with start("llama-cpp", python, path, threads, max(lengths) + 64) as peer:
             asked = {n: [peer.ask("prompt", length=n) for _ in range(repeats)] for n in lengths}
-            seconds = {length: statistics.median(taken) for length, taken in asked.items()}
+            seconds = {length: min(taken) for length, taken in asked.items()}
             return [{"name": peer.description, "seconds": seconds}]
     except EngineDied as error:
         print(f"\nllama.cpp: {error}")

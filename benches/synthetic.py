@@ -22,7 +22,7 @@ SHAPE = {
     "n_head_kv": 4,
     "n_ff": 5632,
     "n_vocab": 32000,
-    "n_ctx": 2048,
+    "n_ctx": 40960,
     "tokenizer": "spm",
     "shared": True,
 }

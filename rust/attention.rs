@@ -102,7 +102,11 @@ impl Accumulator {
                 continue;
             }
             let max = state.max.max(other.max);
-            let (a, b) = (exp(state.max - max), exp(other.max - max));
+            // One of them is exp(0).
+            let (a, b) = match other.max > state.max {
+                true => (exp(state.max - max), 1.0),
+                false => (1.0, exp(other.max - max)),
+            };
             let span = i * width..(i + 1) * width;
             kernels.blend(&mut self.out[span.clone()], a, &out[span], b);
             *state = SoftmaxState { max, sum: state.sum.mul_add(a, other.sum * b) };

@@ -67,14 +67,42 @@ pub enum Pattern {
     /// Exact in the first and last layers.
     DenseLayers {
         /// Exact layers at the beginning.
-        first: usize,
+        first: Layers,
         /// Exact layers at the end.
-        last: usize,
+        last: Layers,
         /// In the other layers.
         inner: Box<Pattern>,
     },
     /// Exact for at least so many positions at the end of a prompt.
     DenseTail(usize, Box<Pattern>),
+}
+
+/// Some of the layers of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Layers {
+    /// So many.
+    Count(usize),
+    /// A share of them, rounded.
+    Share(f32),
+}
+
+impl Layers {
+    /// How many of `n_layer` layers they are.
+    pub fn of(self, n_layer: usize) -> usize {
+        match self {
+            Self::Count(count) => count,
+            Self::Share(share) => (share * n_layer as f32).round() as usize,
+        }
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => count.fmt(f),
+            Self::Share(share) => share.fmt(f),
+        }
+    }
 }
 
 /// How the tokens of a prompt attend.
@@ -123,7 +151,11 @@ impl Prompt {
             pattern = match pattern {
                 Pattern::DenseBelow(positions, _) if own < positions.div_ceil(PAGE) => return None,
                 Pattern::DenseTail(positions, _) if own >= self.end.saturating_sub(*positions) / PAGE => return None,
-                Pattern::DenseLayers { first, last, .. } if layer < *first || layer + last >= n_layer => return None,
+                Pattern::DenseLayers { first, last, .. }
+                    if layer < first.of(n_layer) || layer + last.of(n_layer) >= n_layer =>
+                {
+                    return None
+                }
                 Pattern::DenseBelow(_, inner) | Pattern::DenseTail(_, inner) | Pattern::DenseLayers { inner, .. } => {
                     inner
                 }
@@ -163,7 +195,8 @@ impl Pattern {
     pub fn auto() -> Self {
         let inner = Self::BlockMean { alpha: 0.004, spread: 3.0, sink: 1, window: 4, correct: true };
         // The first layers look around widely, and all the others build on what they make of it.
-        Self::DenseBelow(4096, Self::DenseLayers { first: 12, last: 0, inner: inner.into() }.into())
+        let [first, last] = [Layers::Share(0.4), Layers::Count(0)];
+        Self::DenseBelow(4096, Self::DenseLayers { first, last, inner: inner.into() }.into())
     }
 
     /// Whether every query of block `own` keeps `block`, whatever its values; for patterns that wrap no other.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -274,3 +275,45 @@ def test_memory_does_not_grow(tiny: Callable[..., Path], threads: int) -> None:
         request()
     grown = process.memory_info().rss - before
     assert grown < 1 << 20, f"{grown / 1500:.0f} bytes a request"
+
+
+SCRATCH = """
+import sys
+from pathlib import Path
+import numpy as np
+from specrs._specrs import Model
+LENGTH = 8192
+def resident(name):
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition(name + ":")[2].split()[0])
+model = Model(sys.argv[1], threads=int(sys.argv[2]))
+ids = np.random.default_rng(0).integers(0, model.n_vocab, LENGTH)
+model.session().forward(ids[:1])  # what is mapped of the weights is read
+try:
+    Path("/proc/self/clear_refs").write_text("5")  # forget the largest so far
+except OSError as error:
+    sys.exit(f"cannot reset: {error}")
+before = resident("VmRSS")
+model.session().prefill(ids, attention=sys.argv[3])
+print(resident("VmHWM") - before - LENGTH * model.cache_bytes_per_token)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
+@pytest.mark.parametrize("attention", ["dense", "auto"])
+def test_long_prompts_need_little_memory(
+    tiny: Callable[..., Path], threads: int, attention: str
+) -> None:
+    """Less than 64 MiB beside weights and cache, with the widths of a real model.
+
+    Layers take turns with the same memory, so that three stand for thirty.
+    """
+    widths: dict[str, Any] = {"n_embd": 576, "n_head": 9, "n_head_kv": 3, "n_ff": 1536}
+    path = tiny(quant="Q8_0", n_layer=3, n_ctx=8192, **widths)
+    command = [sys.executable, "-c", SCRATCH, str(path), str(threads), attention]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if child.stderr.startswith("cannot reset"):
+        pytest.skip(child.stderr)
+    assert child.returncode == 0, child.stderr
+    print(f"{attention}: {int(child.stdout) / 2**20:.1f} MiB")
+    assert 0 < int(child.stdout) < 64 << 20

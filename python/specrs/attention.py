@@ -207,15 +207,19 @@ class DenseBelow(Pattern):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DenseLayers(Pattern):
-    """Exact in the `first` and the `last` layers; the inner pattern between them."""
+    """Exact in the `first` and the `last` layers; the inner pattern between them.
 
-    first: int
-    last: int
+    An int is a number of layers, a float a share of the model's: 0.4 is 9 layers of 22.
+    """
+
+    first: int | float
+    last: int | float
     inner: Pattern
 
     def __post_init__(self) -> None:
-        check_count(self, "first")
-        check_count(self, "last")
+        for name in ("first", "last"):
+            checked = check_share if isinstance(getattr(self, name), float) else check_count
+            checked(self, name)
         _check_inner(self)
 
     def _build(self) -> _Native:

@@ -110,6 +110,20 @@ fn what_a_query_keeps_does_not_depend_on_its_company() {
 }
 
 #[test]
+fn auto_is_exact_in_the_first_two_fifths_of_the_layers() {
+    let prompt = Prompt { pattern: Pattern::auto().into(), end: 8192, counts: None };
+    for (n_layer, exact) in [(30, 12), (22, 9), (16, 6), (12, 5), (6, 2), (2, 1), (1, 0)] {
+        let is_exact = |layer: &usize| prompt.rule(n_layer, *layer, 100).is_none();
+        assert_eq!((0..n_layer).take_while(is_exact).count(), exact, "of {n_layer}");
+        assert_eq!((0..n_layer).filter(is_exact).count(), exact, "of {n_layer}");
+        assert!((0..n_layer).all(|layer| prompt.rule(n_layer, layer, 63).is_none()), "exact below 4096");
+    }
+    let text =
+        "DenseBelow(4096, DenseLayers(0.4, 0, BlockMean(alpha=0.004, spread=3, sink=64, window=256, correct=True)))";
+    assert_eq!(prompt.pattern.to_string(), text);
+}
+
+#[test]
 fn patterns_print_as_they_are_made_in_python() {
     let pattern = Pattern::DenseBelow(128, antidiagonal(8, 0.9).into());
     assert_eq!(pattern.to_string(), "DenseBelow(128, Antidiagonal(stride=8, tau=0.9, sink=64, window=64))");

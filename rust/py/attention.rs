@@ -2,10 +2,11 @@
 
 use super::convert::Count;
 use crate::cache::PAGE;
-use crate::pattern::{Counts, Pattern, Prompt};
+use crate::pattern::{Counts, Layers, Pattern, Prompt};
 use numpy::{PyArray3, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyFloat;
 use std::sync::Arc;
 
 /// A pattern; `specrs.attention` checks what goes in.
@@ -56,8 +57,8 @@ impl PyPattern {
         self.wrap(|inner| Pattern::DenseBelow(positions.0, inner))
     }
 
-    fn dense_layers(&self, first: Count, last: Count) -> Self {
-        self.wrap(|inner| Pattern::DenseLayers { first: first.0, last: last.0, inner })
+    fn dense_layers(&self, first: Layers, last: Layers) -> Self {
+        self.wrap(|inner| Pattern::DenseLayers { first, last, inner })
     }
 
     fn dense_tail(&self, positions: Count) -> Self {
@@ -66,6 +67,17 @@ impl PyPattern {
 
     fn __repr__(&self) -> String {
         self.0.to_string()
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Layers {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.cast::<PyFloat>() {
+            Ok(share) => Ok(Self::Share(share.value() as f32)),
+            Err(_) => Count::extract(object).map(|count| Self::Count(count.0)),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +92,8 @@ class Report:
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.add_subplot()
         image = axes.imshow(self.kept.mean(0), vmin=0, vmax=1, cmap="viridis")
-        axes.set(xlabel="block of keys", ylabel="block of queries", title=self.attention)
+        axes.set(xlabel="block of keys", ylabel="block of queries")
+        axes.set_title("\n".join(wrap(self.attention, 60)), fontsize="small")
         figure.colorbar(image, label="share of queries that look")
         figure.savefig(path, dpi=150)
 

@@ -27,7 +27,7 @@ class Acceptance:
     FADING = 0.97  # the weight of a draft once the next one of its source is known
     CONFIDENCE = 4.0  # how many drafts the assumption weighs as much as, before it fades too
     # By class of the matched context, see `class_of`; measured on Spec-Bench.
-    ASSUMED = (0.75, 0.35, 0.5, 0.6, 0.75, 0.85, 0.95)
+    ASSUMED = (0.75, 0.25, 0.5, 0.6, 0.75, 0.85, 0.95)
 
     def __init__(self, matched_class: int) -> None:
         self.drafts = 0

@@ -15,7 +15,7 @@ class ForwardCost(Protocol):
 
 
 # What is assumed at first, by rows: between the curves of small and of large models.
-ASSUMED = {1: 1.0, 2: 1.08, 3: 1.15, 4: 1.28, 6: 1.5, 8: 1.75, 12: 2.4, 16: 3.1, 40: 7.5}
+ASSUMED = {1: 1.0, 2: 1.12, 3: 1.2, 4: 1.3, 6: 1.5, 8: 1.75, 12: 2.4, 16: 3.1, 40: 7.5}
 MOST_ROWS = max(ASSUMED)  # more are a prompt
 
 

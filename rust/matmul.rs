@@ -3,7 +3,7 @@
 //! Activations are quantised once per forward row, whatever the number of rows; a tile of weights is read and
 //! unpacked once for all rows. Threads share out tiles, never columns, so a result never depends on them.
 
-use crate::kernels::layout::{interleaved, ActivationGroup, Rows, GROUP, INTERLEAVED, TILE};
+use crate::kernels::layout::{interleaved, interleaved_at, ActivationGroup, Rows, GROUP, INTERLEAVED, TILE};
 use crate::kernels::shared::Shared;
 use crate::kernels::Kernels;
 use crate::weights::Matrix;
@@ -109,8 +109,7 @@ impl Activations {
 
     /// See [`Rows::at`].
     fn at(&self, row: usize, group: usize) -> usize {
-        let n = interleaved(self.rows);
-        (row / n * self.groups + group) * n + row % n
+        interleaved_at(row, group, self.groups, interleaved(self.rows))
     }
 }
 

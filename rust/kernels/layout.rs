@@ -301,12 +301,17 @@ pub fn interleaved(rows: usize) -> usize {
     rows.next_power_of_two().min(INTERLEAVED)
 }
 
+/// Where group `g` of row `m` lies among rows of `groups` groups, `n` of which alternate.
+#[inline(always)]
+pub fn interleaved_at(m: usize, g: usize, groups: usize, n: usize) -> usize {
+    (m / n * groups + g) * n + m % n
+}
+
 impl<'a> Rows<'a> {
     /// Index of group `g` of row `m`; the rows of an interleaved set follow each other.
     #[inline(always)]
     pub fn at(&self, m: usize, g: usize) -> usize {
-        let n = self.interleaved;
-        (m / n * self.groups + g) * n + m % n
+        interleaved_at(m, g, self.groups, self.interleaved)
     }
 
     /// `count` rows from `first` on, which begins a set of interleaved rows.

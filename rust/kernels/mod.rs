@@ -13,7 +13,7 @@ pub mod layout;
 pub mod scalar;
 pub mod shared;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod vector;
 
 use crate::error::{Error, Result};

@@ -3,22 +3,16 @@
 use super::{Pattern, Prompt, Selection};
 use crate::attention::Unit;
 use crate::cache::{CacheShape, KvCache, PAGE};
+use crate::kernels::tests::Random;
 use crate::kernels::Kernels;
 use half::f16;
 
 const WIDTH: usize = 16;
 const GROUP: usize = 3;
 
-/// Numbers in -1..1 that are the same in every run (xorshift64).
 fn floats(count: usize, seed: u64) -> Vec<f32> {
-    let mut state = 0x9E37_79B9_7F4A_7C15u64 ^ seed;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| next()).collect()
+    let mut random = Random::new(seed);
+    (0..count).map(|_| random.float()).collect()
 }
 
 fn cache(len: usize) -> KvCache {

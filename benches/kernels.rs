@@ -63,7 +63,9 @@ impl Input {
     fn new(kernels: &Kernels, count: usize) -> Self {
         let values: Vec<f32> = (0..count * COLUMNS).map(|i| (i * 37 % 201) as f32 / 100.0 - 1.0).collect();
         let mut quantised = vec![ActivationGroup::default(); values.len() / GROUP];
-        kernels.quantize(&values, &mut quantised);
+        for (halves, out) in values.as_chunks::<TILE>().0.as_chunks::<2>().0.iter().zip(&mut quantised) {
+            kernels.quantize(halves.each_ref(), out);
+        }
         Self { count, values, quantised }
     }
 

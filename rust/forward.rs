@@ -17,7 +17,7 @@ use crate::kernels::layout::{GROUP, TILE};
 use crate::kernels::shared::Shared;
 use crate::kernels::vector::SoftmaxState;
 use crate::kernels::Kernels;
-use crate::matmul::{multiply, Activations, RESULTS};
+use crate::matmul::{multiply, multiply_together, Activations};
 use crate::pattern::{Prompt, Selection};
 use crate::threads::Worker;
 use crate::weights::{Layer, Matrix, Weights};
@@ -317,31 +317,25 @@ impl Pass {
     /// The gated half of the feed-forward layer. A worker activates and quantises what it computed while that is in
     /// its cache.
     fn activate(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
+        /// Tiles whose columns are a group of activations.
+        const PAIR: usize = GROUP / TILE;
         let kernels = &self.decoder.kernels;
         let Buffers { normed, hidden, .. } = &self.buffers;
-        let rows = self.task.rows.len();
-        let step = (RESULTS / rows).max(1).next_multiple_of(GROUP / TILE);
-        while let Some(share) = worker.take(layer.ffn_gate.tile_count(), self.step(GROUP / TILE)) {
-            for first in share.clone().step_by(step) {
-                let tiles = first..share.end.min(first + step);
-                // Whole groups; columns past the last one of the layer stay zero.
-                let width = (tiles.len() * TILE).next_multiple_of(GROUP);
-                let mut products = std::mem::take(&mut local.hidden);
-                for (matrix, products) in [&layer.ffn_gate, &layer.ffn_up].into_iter().zip(&mut products) {
-                    products.clear();
-                    products.resize(rows * width, 0.0);
-                    self.multiply(matrix, tiles.clone(), normed, local, |row, columns, values| {
-                        let at = row * width + columns.start - first * TILE;
-                        put(values, &mut products[at..at + columns.len()]);
-                    });
+        let matrices = [&layer.ffn_gate, &layer.ffn_up];
+        while let Some(share) = worker.take(layer.ffn_gate.tile_count(), self.step(PAIR)) {
+            let activate = |tiles: Range<usize>, rows: Range<usize>, [gate, up]: [&mut [[f32; TILE]]; 2]| {
+                kernels.swiglu(gate.as_flattened_mut(), up.as_flattened());
+                let (pairs, last) = gate.split_at(tiles.len() / PAIR * PAIR * rows.len());
+                let groups = pairs.chunks_exact(PAIR * rows.len()).map(|pair| pair.split_at(rows.len()));
+                // The other half of a last group are columns past the end.
+                let groups = groups.chain((!last.is_empty()).then_some((last, &last[..0])));
+                for (g, (left, right)) in (tiles.start / PAIR..).zip(groups) {
+                    for (i, row) in rows.clone().enumerate() {
+                        hidden.put_group(kernels, row, g, [&left[i], right.get(i).unwrap_or(&[0.0; TILE])]);
+                    }
                 }
-                let [gate, up] = &mut products;
-                kernels.swiglu(gate, up);
-                for (row, values) in gate.chunks_exact(width).enumerate() {
-                    hidden.put(kernels, row, first * TILE / GROUP, values);
-                }
-                local.hidden = products;
-            }
+            };
+            multiply_together(kernels, matrices, share, PAIR, &normed.rows(), &mut local.hidden, activate);
         }
     }
 
@@ -399,8 +393,8 @@ fn add(values: &[f32; TILE], to: &mut [f32]) {
 #[derive(Default)]
 struct Local {
     results: Vec<[f32; TILE]>,
-    /// Gate and up projections of some columns, `[rows][columns]`.
-    hidden: [Vec<f32>; 2],
+    /// Gate and up projections of some columns.
+    hidden: [Vec<[f32; TILE]>; 2],
     floats: Vec<f32>,
     halves: Vec<f16>,
     queries: Vec<f32>,

@@ -44,15 +44,20 @@ impl Activations {
         self.quantise(kernels, row, first, values);
     }
 
+    /// Sets group `g` of one row, whose values come in halves.
+    pub fn put_group(&self, kernels: &Kernels, row: usize, g: usize, halves: [&[f32; TILE]; 2]) {
+        for (half, values) in halves.into_iter().enumerate() {
+            self.put_floats(row, g * GROUP + half * TILE, values);
+        }
+        let at = self.at(row, g);
+        kernels.quantize(halves, &mut self.quantised.write(at..at + 1)[0]);
+    }
+
     fn quantise(&self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
-        let mut groups = [ActivationGroup::default(); QUANTISED];
-        for (i, values) in values.chunks(QUANTISED * GROUP).enumerate() {
-            let groups = &mut groups[..values.len() / GROUP];
-            kernels.quantize(values, groups);
-            for (g, group) in (first + i * QUANTISED..).zip(groups) {
-                let at = self.at(row, g);
-                self.quantised.write(at..at + 1)[0] = *group;
-            }
+        let (halves, _) = values.as_chunks::<TILE>();
+        for (g, [left, right]) in (first..).zip(halves.as_chunks::<2>().0) {
+            let at = self.at(row, g);
+            kernels.quantize([left, right], &mut self.quantised.write(at..at + 1)[0]);
         }
     }
 
@@ -80,7 +85,7 @@ impl Activations {
             let at = self.at(row, g);
             let group = &self.quantised.read(at..at + 1)[0];
             for (value, &quant) in values.iter_mut().zip(&group.quants) {
-                *value = f32::from(quant).mul_add(-group.scale, *value);
+                *value -= f32::from(quant) * group.scale;
             }
         }
     }
@@ -113,14 +118,11 @@ impl Activations {
     }
 }
 
-/// Groups that are quantised by one call of the kernel.
-const QUANTISED: usize = 16;
-
 /// Bytes of quantised activations that stay in the second-level cache while tiles pass over them.
 const CACHED_ACTIVATIONS: usize = 1 << 20;
 
 /// Results of one call of the kernel, about: they stay in the first-level cache until they are used.
-pub const RESULTS: usize = 256;
+const RESULTS: usize = 256;
 
 /// Multiplies `tiles` of `matrix` with all `rows`; `sink(row, columns, results)` gets every product once, some columns
 /// of a row at a time.
@@ -132,22 +134,44 @@ pub fn multiply(
     results: &mut Vec<[f32; TILE]>,
     mut sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
 ) {
+    let results = std::array::from_mut(results);
+    multiply_together(kernels, [matrix], tiles, 1, rows, results, |tiles, rows, [results]| {
+        for (tile, results) in tiles.zip(results.chunks_exact(rows.len())) {
+            let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
+            for (row, results) in rows.clone().zip(results) {
+                sink(row, columns.clone(), results);
+            }
+        }
+    });
+}
+
+/// Multiplies `tiles` of matrices of one shape with all `rows`: `sink(tiles, rows, results)` gets every product once,
+/// those of each matrix with some rows and a multiple of `step` tiles (the last ones may be fewer) at a time, as
+/// `[tile][row]`.
+pub fn multiply_together<const N: usize>(
+    kernels: &Kernels,
+    matrices: [&Matrix; N],
+    tiles: Range<usize>,
+    step: usize,
+    rows: &Rows<'_>,
+    results: &mut [Vec<[f32; TILE]>; N],
+    mut sink: impl FnMut(Range<usize>, Range<usize>, [&mut [[f32; TILE]]; N]),
+) {
     let row_bytes = rows.groups * size_of::<ActivationGroup>();
     let cached = (CACHED_ACTIVATIONS / row_bytes).max(INTERLEAVED) / INTERLEAVED * INTERLEAVED;
     for first_row in (0..rows.count).step_by(cached) {
         let count = cached.min(rows.count - first_row);
-        let rows = rows.slice(first_row, count);
-        let step = (RESULTS / count).max(1);
+        let some_rows = rows.slice(first_row, count);
+        let step = (RESULTS / count).max(1).next_multiple_of(step);
         for first in tiles.clone().step_by(step) {
             let some = first..tiles.end.min(first + step);
-            results.resize(some.len() * count, [0.0; TILE]);
-            kernels.dot(&matrix.tiles(some.clone()), &rows, results);
-            for (tile, results) in some.zip(results.chunks_exact(count)) {
-                let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
-                for (row, results) in (first_row..).zip(results) {
-                    sink(row, columns.clone(), results);
-                }
+            for (matrix, results) in matrices.into_iter().zip(&mut *results) {
+                let missing = (some.len() * count).saturating_sub(results.len());
+                results.extend(std::iter::repeat_n([0.0; TILE], missing));
+                kernels.dot(&matrix.tiles(some.clone()), &some_rows, &mut results[..some.len() * count]);
             }
+            let results = results.each_mut().map(|results| &mut results[..some.len() * count]);
+            sink(some, first_row..first_row + count, results);
         }
     }
 }

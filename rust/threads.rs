@@ -77,7 +77,7 @@ impl Worker<'_> {
     /// Pieces are multiples of `step` and get smaller towards the end, so that workers end together even if one is
     /// slower. Only one set of units can be shared out between two barriers.
     pub fn take(&self, units: usize, step: usize) -> Option<std::ops::Range<usize>> {
-        let next = &self.barrier.taken;
+        let next = &self.barrier.taken.0;
         let mut start = next.load(Ordering::Relaxed);
         while start < units {
             // A single worker has nobody to wait for.
@@ -107,14 +107,20 @@ fn wait_until(done: impl Fn() -> bool) -> Duration {
     start.elapsed()
 }
 
+/// Something with cache lines of its own (two, since they are fetched in pairs): who waits for one number does not slow
+/// down those who change another.
+#[repr(align(128))]
+#[derive(Default)]
+struct Apart<T>(T);
+
 /// A spinning barrier that also carries the news of a panic.
 struct Barrier {
     count: usize,
-    arrived: AtomicUsize,
-    round: AtomicUsize,
+    arrived: Apart<AtomicUsize>,
+    round: Apart<AtomicUsize>,
     broken: AtomicBool,
     /// How many units workers have taken since the last round.
-    taken: AtomicUsize,
+    taken: Apart<AtomicUsize>,
     /// Nanoseconds that workers waited after they had spun in vain.
     stalled: AtomicU64,
 }
@@ -123,29 +129,29 @@ impl Barrier {
     fn new(count: usize) -> Self {
         Self {
             count,
-            arrived: AtomicUsize::new(0),
-            round: AtomicUsize::new(0),
+            arrived: Apart::default(),
+            round: Apart::default(),
             broken: AtomicBool::new(false),
-            taken: AtomicUsize::new(0),
+            taken: Apart::default(),
             stalled: AtomicU64::new(0),
         }
     }
 
     fn wait(&self) {
         if self.count == 1 {
-            self.taken.store(0, Ordering::Relaxed);
+            self.taken.0.store(0, Ordering::Relaxed);
             return;
         }
-        let round = self.round.load(Ordering::Acquire);
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
-            self.arrived.store(0, Ordering::Relaxed);
-            self.taken.store(0, Ordering::Relaxed);
-            self.round.store(round.wrapping_add(1), Ordering::Release);
+        let round = self.round.0.load(Ordering::Acquire);
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            self.taken.0.store(0, Ordering::Relaxed);
+            self.round.0.store(round.wrapping_add(1), Ordering::Release);
             return;
         }
         let stalled = wait_until(|| {
             assert!(!self.broken.load(Ordering::Relaxed), "another worker of this run panicked");
-            self.round.load(Ordering::Acquire) != round
+            self.round.0.load(Ordering::Acquire) != round
         });
         // Waiting at the first barrier is for a parked helper to wake up.
         if !stalled.is_zero() && round > 0 {

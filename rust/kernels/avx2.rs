@@ -1,10 +1,11 @@
-//! AVX2 with FMA: a tile's 16 rows are the lanes of two registers.
+//! AVX2 with FMA: a tile's 16 rows are the lanes of two registers. AVX-VNNI adds one instruction.
 //!
 //! Performance notes:
 //! - Up to [`BLOCK`] rows share one pass over the quants in registers, a word of four columns at a time; for more rows
 //!   the quants are unpacked to the stack once.
 //! - `vpmaddubsw` saturates at 16 bits, so only as many products are summed there as cannot overflow
-//!   ([`Sums::SPAN`]); 8-bit quants go through it as magnitude times signed activation.
+//!   ([`Sums::SPAN`]); 8-bit quants go through it as magnitude times signed activation. `vpdpbusd`, where AVX-VNNI has
+//!   it, needs neither.
 
 mod attention;
 
@@ -13,6 +14,7 @@ pub use attention::{multiply_f16, to_f16};
 use super::layout::*;
 use super::vector::{self, SoftmaxState};
 use crate::blocks::GgmlType;
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -41,44 +43,54 @@ struct Group {
 /// As [`super::scalar::dot`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    // SAFETY: AVX-VNNI is not used.
+    unsafe { dot_with::<false>(tiles, rows, out) }
+}
+
+/// As [`super::scalar::dot`], with AVX-VNNI's products if `VNNI`.
+///
+/// # Safety
+/// If `VNNI`, the CPU must have AVX-VNNI.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn dot_with<const VNNI: bool>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     check_dot(tiles, rows, out);
     for (tile, out) in tiles.iter().zip(out.chunks_exact_mut(rows.count)) {
-        dot_tile(&tile, rows, out);
+        dot_tile::<VNNI>(&tile, rows, out);
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn dot_tile<const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match tile.dtype {
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
             for (i, out) in out.iter_mut().enumerate() {
                 dot_float(tile, rows, i, out);
             }
         }
-        quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
+        quantised => with_layout!(quantised, dot_quantised::<_, VNNI>(tile, rows, out)),
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn dot_quantised<L: Layout, const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match out.len() {
-        1 => dot_block::<L, 1>(tile, rows, out),
-        2 => dot_block::<L, 2>(tile, rows, out),
-        3 => dot_block::<L, 3>(tile, rows, out),
-        BLOCK => dot_block::<L, BLOCK>(tile, rows, out),
-        _ => dot_panels::<L>(tile, rows, out),
+        1 => dot_block::<L, VNNI, 1>(tile, rows, out),
+        2 => dot_block::<L, VNNI, 2>(tile, rows, out),
+        3 => dot_block::<L, VNNI, 3>(tile, rows, out),
+        BLOCK => dot_block::<L, VNNI, BLOCK>(tile, rows, out),
+        _ => dot_panels::<L, VNNI>(tile, rows, out),
     }
 }
 
 /// Few rows: quants go from memory to registers to products.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn dot_block<L: Layout, const VNNI: bool, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     let mut acc = [[_mm256_setzero_ps(); 2]; M];
     let mut scales = ScaleReader::<L>::new(tile.scales);
     for g in 0..tile.groups {
         let packed = &tile.quants[g * 64 * L::BITS..][..64 * L::BITS];
         prefetch::<L>(packed);
-        accumulate::<L, M>(|j, half| unpack::<L>(packed, j, half), &scales.next(g), rows, 0, g, &mut acc);
+        accumulate::<L, VNNI, M>(|j, half| unpack::<L>(packed, j, half), &scales.next(g), rows, 0, g, &mut acc);
     }
     for (out, acc) in out.iter_mut().zip(acc) {
         store(out, acc);
@@ -87,7 +99,7 @@ fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &
 
 /// Many rows: a panel of groups is unpacked once and used by every block of rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_panels<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn dot_panels<L: Layout, const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     let mut panel = [const { MaybeUninit::<Group>::uninit() }; PANEL];
     let mut scales = ScaleReader::<L>::new(tile.scales);
     out.fill([0.0; TILE]);
@@ -103,17 +115,17 @@ fn dot_panels<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE
         let groups = unsafe { std::slice::from_raw_parts(panel.as_ptr().cast::<Group>(), count) };
         for (i, out) in out.chunks_mut(BLOCK).enumerate() {
             match out.len() {
-                1 => dot_panel::<L, 1>(groups, rows, BLOCK * i, first, out),
-                2 => dot_panel::<L, 2>(groups, rows, BLOCK * i, first, out),
-                3 => dot_panel::<L, 3>(groups, rows, BLOCK * i, first, out),
-                _ => dot_panel::<L, BLOCK>(groups, rows, BLOCK * i, first, out),
+                1 => dot_panel::<L, VNNI, 1>(groups, rows, BLOCK * i, first, out),
+                2 => dot_panel::<L, VNNI, 2>(groups, rows, BLOCK * i, first, out),
+                3 => dot_panel::<L, VNNI, 3>(groups, rows, BLOCK * i, first, out),
+                _ => dot_panel::<L, VNNI, BLOCK>(groups, rows, BLOCK * i, first, out),
             }
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_panel<L: Layout, const M: usize>(
+fn dot_panel<L: Layout, const VNNI: bool, const M: usize>(
     groups: &[Group],
     rows: &Rows<'_>,
     row: usize,
@@ -122,7 +134,7 @@ fn dot_panel<L: Layout, const M: usize>(
 ) {
     let mut acc: [Pair; M] = std::array::from_fn(|m| load(&out[m]));
     for (i, Group { quants, weights }) in groups.iter().enumerate() {
-        accumulate::<L, M>(|j, half| quants[j][half], weights, rows, row, first + i, &mut acc);
+        accumulate::<L, VNNI, M>(|j, half| quants[j][half], weights, rows, row, first + i, &mut acc);
     }
     for (out, acc) in out.iter_mut().zip(acc) {
         store(out, acc);
@@ -160,7 +172,7 @@ impl<L: Layout> Sums<L> {
 /// half tile.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn accumulate<L: Layout, const M: usize>(
+fn accumulate<L: Layout, const VNNI: bool, const M: usize>(
     quants: impl Fn(usize, usize) -> __m256i,
     weights: &GroupWeights,
     rows: &Rows<'_>,
@@ -174,8 +186,6 @@ fn accumulate<L: Layout, const M: usize>(
     let row = unsafe { rows.quantised.get_unchecked(rows.at(first, g)..).get_unchecked(..M) };
     let row: [(&[[u8; 4]], &ActivationGroup); M] =
         std::array::from_fn(|m| (bytemuck::cast_slice(&row[m].quants), &row[m]));
-    let words = L::SCALE_COLUMNS / 4;
-    let span = Sums::<L>::SPAN.min(words);
     for half in 0..2 {
         for sub in 0..GROUP / L::SCALE_COLUMNS {
             let sums_of = |s: &ActivationGroup| match L::SCALE_COLUMNS {
@@ -183,27 +193,13 @@ fn accumulate<L: Layout, const M: usize>(
                 _ => (s.negative_sums[sub], s.sums[sub]),
             };
             let mut dot: [__m256i; M] = std::array::from_fn(|m| match L::OFFSET_BITS {
-                Some(bits) if !Sums::<L>::SIGNED => _mm256_set1_epi32(sums_of(row[m].1).0 << bits),
+                Some(bits) if VNNI || !Sums::<L>::SIGNED => _mm256_set1_epi32(sums_of(row[m].1).0 << bits),
                 _ => _mm256_setzero_si256(),
             });
-            for part in 0..words / span {
-                let mut sums = [_mm256_setzero_si256(); M];
-                for i in 0..span {
-                    let j = sub * words + part * span + i;
-                    let q = quants(j, half);
-                    let signed = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
-                    let magnitude = if Sums::<L>::SIGNED { _mm256_abs_epi8(signed) } else { q };
-                    for m in 0..M {
-                        let mut a = _mm256_set1_epi32(i32::from_le_bytes(row[m].0[j]));
-                        if Sums::<L>::SIGNED {
-                            a = _mm256_sign_epi8(a, signed);
-                        }
-                        sums[m] = _mm256_add_epi16(sums[m], _mm256_maddubs_epi16(magnitude, a));
-                    }
-                }
-                for m in 0..M {
-                    dot[m] = _mm256_add_epi32(dot[m], _mm256_madd_epi16(sums[m], _mm256_set1_epi16(1)));
-                }
+            let words = std::array::from_fn(|m| row[m].0);
+            match VNNI {
+                true => add_products_vnni::<L, M>(|j| quants(j, half), &words, sub, &mut dot),
+                false => add_products::<L, M>(|j| quants(j, half), &words, sub, &mut dot),
             }
             for m in 0..M {
                 let s = row[m].1;
@@ -213,6 +209,67 @@ fn accumulate<L: Layout, const M: usize>(
                     let sum = _mm256_set1_ps(sums_of(s).1);
                     acc[m][half] = _mm256_fmadd_ps(weights.minimum[sub][half], sum, acc[m][half]);
                 }
+            }
+        }
+    }
+}
+
+/// Adds the integer products of sub-group `sub` of half a tile; `words` are the activations of `M` rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_products<L: Layout, const M: usize>(
+    quants: impl Fn(usize) -> __m256i,
+    words: &[&[[u8; 4]]; M],
+    sub: usize,
+    dot: &mut [__m256i; M],
+) {
+    let count = L::SCALE_COLUMNS / 4;
+    let span = Sums::<L>::SPAN.min(count);
+    for part in 0..count / span {
+        let mut sums = [_mm256_setzero_si256(); M];
+        for i in 0..span {
+            let j = sub * count + part * span + i;
+            let q = quants(j);
+            let signed = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+            let magnitude = if Sums::<L>::SIGNED { _mm256_abs_epi8(signed) } else { q };
+            for m in 0..M {
+                let mut a = _mm256_set1_epi32(i32::from_le_bytes(words[m][j]));
+                if Sums::<L>::SIGNED {
+                    a = _mm256_sign_epi8(a, signed);
+                }
+                sums[m] = _mm256_add_epi16(sums[m], _mm256_maddubs_epi16(magnitude, a));
+            }
+        }
+        for m in 0..M {
+            dot[m] = _mm256_add_epi32(dot[m], _mm256_madd_epi16(sums[m], _mm256_set1_epi16(1)));
+        }
+    }
+}
+
+/// As [`add_products`], without taking off the offset of any quants.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_products_vnni<L: Layout, const M: usize>(
+    quants: impl Fn(usize) -> __m256i,
+    words: &[&[[u8; 4]]; M],
+    sub: usize,
+    dot: &mut [__m256i; M],
+) {
+    let count = L::SCALE_COLUMNS / 4;
+    for j in sub * count..(sub + 1) * count {
+        let q = quants(j);
+        for m in 0..M {
+            let a = _mm256_set1_epi32(i32::from_le_bytes(words[m][j]));
+            // SAFETY: the CPU has the instruction, as whoever called `dot_with` for it promised; it touches no memory.
+            // An intrinsic would keep this from being inlined into functions that do without.
+            unsafe {
+                asm!(
+                    "{{vex}} vpdpbusd {dot}, {q}, {a}",
+                    dot = inout(ymm_reg) dot[m],
+                    q = in(ymm_reg) q,
+                    a = in(ymm_reg) a,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
             }
         }
     }

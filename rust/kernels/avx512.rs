@@ -319,25 +319,24 @@ pub fn store(to: &mut [f32; TILE], value: __m512) {
 
 /// As [`vector::quantize`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn quantize(values: &[f32], out: &mut [ActivationGroup]) {
+pub fn quantize(halves: [&[f32; TILE]; 2], out: &mut ActivationGroup) {
     let round = _mm512_set1_ps(vector::ROUND);
-    let (values, _) = values.as_chunks::<TILE>();
-    for (values, out) in values.as_chunks::<2>().0.iter().zip(out) {
-        let values = [load(&values[0]), load(&values[1])];
-        let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(values[0]), _mm512_abs_ps(values[1])));
-        let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-        let mut sums = [0; 2];
-        for (h, quants) in out.quants.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
-            let shifted = _mm512_castps_si512(_mm512_fmadd_ps(values[h], inverse, round));
-            let bytes = _mm512_cvtepi32_epi8(_mm512_sub_epi32(shifted, _mm512_castps_si512(round)));
-            // SAFETY: 16 bytes; the store is unaligned.
-            unsafe { _mm_storeu_si128(quants.as_mut_ptr().cast(), bytes) };
-            // Sums of absolute differences from -128 are sums of unsigned bytes, each 128 too large.
-            let pair = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
-            sums[h] = (_mm_cvtsi128_si64(pair) + _mm_extract_epi64::<1>(pair)) as i32 - 16 * 128;
-        }
-        out.describe(largest / 127.0, sums);
+    let values = halves.map(|half| load(half));
+    // The maximum of a pair is its second value if one of them is no number.
+    let largest = _mm512_max_ps(_mm512_abs_ps(values[0]), _mm512_setzero_ps());
+    let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(values[1]), largest));
+    let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let mut sums = [0; 2];
+    for (h, quants) in out.quants.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
+        let shifted = _mm512_castps_si512(_mm512_fmadd_ps(values[h], inverse, round));
+        let bytes = _mm512_cvtepi32_epi8(_mm512_sub_epi32(shifted, _mm512_castps_si512(round)));
+        // SAFETY: 16 bytes; the store is unaligned.
+        unsafe { _mm_storeu_si128(quants.as_mut_ptr().cast(), bytes) };
+        // Sums of absolute differences from -128 are sums of unsigned bytes, each 128 too large.
+        let pair = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+        sums[h] = (_mm_cvtsi128_si64(pair) + _mm_extract_epi64::<1>(pair)) as i32 - 16 * 128;
     }
+    out.describe(largest / 127.0, sums);
 }
 
 /// As [`super::scalar::to_f16`].

@@ -9,6 +9,8 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avxvnni;
 pub mod layout;
 pub mod scalar;
 pub mod shared;
@@ -34,7 +36,7 @@ pub struct Kernels {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
-    quantize: unsafe fn(&[f32], &mut [ActivationGroup]),
+    quantize: unsafe fn([&[f32; TILE]; 2], &mut ActivationGroup),
     softmax_rows: unsafe fn(&mut [f32], usize, usize, &mut [SoftmaxState], &mut [f32]),
     screen: unsafe fn(&[f32; TILE], &[f32; TILE], f32, &mut f32) -> bool,
     scale: unsafe fn(&mut [f32], f32),
@@ -87,6 +89,13 @@ impl Kernels {
         has.then_some(table!("avx2", avx2))
     }
 
+    /// AVX2 and AVX-VNNI, if this CPU has them.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avxvnni() -> Option<Self> {
+        let has = Self::avx2().is_some() && is_x86_feature_detected!("avxvnni");
+        has.then_some(table!("avxvnni", avxvnni))
+    }
+
     /// AVX-512 with VNNI, if this CPU has it.
     #[cfg(target_arch = "x86_64")]
     pub fn avx512() -> Option<Self> {
@@ -108,7 +117,7 @@ impl Kernels {
     /// Every set this CPU can run, best first.
     pub fn available() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        let simd = [Self::amx(), Self::avx512(), Self::avx2()];
+        let simd = [Self::amx(), Self::avx512(), Self::avxvnni(), Self::avx2()];
         #[cfg(not(target_arch = "x86_64"))]
         let simd: [Option<Self>; 0] = [];
         simd.into_iter().flatten().chain([Self::scalar()]).collect()
@@ -125,7 +134,7 @@ impl Kernels {
         }
     }
 
-    /// The set called `scalar`, `avx2`, `avx512` or `amx`.
+    /// The set called `scalar`, `avx2`, `avxvnni`, `avx512` or `amx`.
     ///
     /// # Errors
     /// [`Error::Argument`] if it is unknown or this CPU cannot run it.
@@ -135,6 +144,8 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             "avx2" => Self::avx2(),
             #[cfg(target_arch = "x86_64")]
+            "avxvnni" => Self::avxvnni(),
+            #[cfg(target_arch = "x86_64")]
             "avx512" => Self::avx512(),
             #[cfg(target_arch = "x86_64")]
             "amx" => Self::amx(),
@@ -143,7 +154,7 @@ impl Kernels {
         found.ok_or_else(|| {
             let available = Self::available();
             let names: Vec<_> = available.iter().filter_map(|k| k.name.split('-').next()).collect();
-            let fault = match ["scalar", "avx2", "avx512", "amx"].contains(&name) {
+            let fault = match ["scalar", "avx2", "avxvnni", "avx512", "amx"].contains(&name) {
                 true => "not available on this CPU",
                 false => "unknown",
             };
@@ -170,7 +181,7 @@ impl Kernels {
         /// See [`vector::swiglu`].
         swiglu(gate: &mut [f32], up: &[f32]);
         /// See [`vector::quantize`].
-        quantize(values: &[f32], out: &mut [ActivationGroup]);
+        quantize(halves: [&[f32; TILE]; 2], out: &mut ActivationGroup);
         /// See [`vector::softmax_rows`].
         softmax_rows(
             scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]

@@ -118,7 +118,7 @@ impl RowBytes {
         let mut rows = Self { count, groups, values, quantised };
         for (i, values) in rows.values.chunks(GROUP).enumerate() {
             let at = rows.rows().at(i / groups, i % groups);
-            scalar::quantize(values, &mut rows.quantised[at..at + 1]);
+            quantize(&Kernels::scalar(), values, &mut rows.quantised[at..at + 1]);
         }
         rows
     }
@@ -236,6 +236,13 @@ fn packing_is_undone_by_unpacking() {
     }
 }
 
+/// Quantises whole groups.
+fn quantize(kernels: &Kernels, values: &[f32], out: &mut [ActivationGroup]) {
+    for (halves, out) in values.as_chunks::<TILE>().0.as_chunks::<2>().0.iter().zip(out) {
+        kernels.quantize(halves.each_ref(), out);
+    }
+}
+
 #[test]
 fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
     let mut random = Random::new(5);
@@ -243,7 +250,7 @@ fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
         let mut values: Vec<f32> = (0..8 * GROUP).map(|_| random.float() * 100.0).collect();
         values[..GROUP].fill(0.0);
         let mut groups = [ActivationGroup::default(); 8];
-        kernels.quantize(&values, &mut groups);
+        quantize(&kernels, &values, &mut groups);
         for (group, values) in groups.iter().zip(values.chunks(GROUP)) {
             for (&q, &v) in group.quants.iter().zip(values) {
                 assert!((f32::from(q) * group.scale - v).abs() <= group.scale * 0.5001);
@@ -254,7 +261,7 @@ fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
             assert_eq!(group.sum, group.scale * (sums[0] + sums[1]) as f32);
         }
         let mut expected = [ActivationGroup::default(); 8];
-        scalar::quantize(&values, &mut expected);
+        quantize(&Kernels::scalar(), &values, &mut expected);
         assert!(groups == expected);
     }
 }

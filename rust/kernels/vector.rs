@@ -3,7 +3,7 @@
 //! Sums run in 16 lanes that are folded in a fixed tree and multiply-adds are explicit, so the compiler may not
 //! reorder anything and every instruction set gives the same bits.
 
-use super::layout::{ActivationGroup, GROUP};
+use super::layout::ActivationGroup;
 
 const LANES: usize = 16;
 /// Scores in a row of a block of attention.
@@ -90,29 +90,22 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
-/// Quantises some groups of 32 values to int8 with one scale each.
+/// Quantises a group of 32 values, which comes in halves, to int8 with one scale.
 #[inline(always)]
-pub fn quantize(values: &[f32], out: &mut [ActivationGroup]) {
-    for (values, out) in values.chunks_exact(GROUP).zip(out) {
-        let mut lanes = [0.0f32; LANES];
-        for half in values.chunks_exact(LANES) {
-            for (lane, &v) in lanes.iter_mut().zip(half) {
-                *lane = if v.abs() > *lane { v.abs() } else { *lane };
-            }
+pub fn quantize(halves: [&[f32; LANES]; 2], out: &mut ActivationGroup) {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let largest = |i: usize| larger(larger(0.0, halves[0][i].abs()), halves[1][i].abs());
+    let largest = fold(std::array::from_fn(largest), larger);
+    let (scale, inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let mut sums = [0i32; 2];
+    for (h, values) in halves.into_iter().enumerate() {
+        for (quant, &value) in out.quants[h * LANES..].iter_mut().zip(values) {
+            // Rounds to nearest even and leaves the integer in the low bits.
+            *quant = (value.mul_add(inverse, ROUND).to_bits().wrapping_sub(ROUND.to_bits())) as i8;
+            sums[h] += i32::from(*quant);
         }
-        let largest = fold(lanes, |a, b| if b > a { b } else { a });
-        let (scale, inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
-        let mut sums = [0i32; 2];
-        for (h, sum) in sums.iter_mut().enumerate() {
-            for i in h * LANES..(h + 1) * LANES {
-                // Rounds to nearest even and leaves the integer in the low bits.
-                let q = (values[i].mul_add(inverse, ROUND).to_bits().wrapping_sub(ROUND.to_bits())) as i8;
-                out.quants[i] = q;
-                *sum += i32::from(q);
-            }
-        }
-        out.describe(scale, sums);
     }
+    out.describe(scale, sums);
 }
 
 /// Running state of a softmax over blocks of positions (Milakov and Gimelshein, 2018).
@@ -184,13 +177,16 @@ pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
     }
 }
 
-/// Whether any of 16 values, each known to within `error` times its norm, can be as high as `low`, which is first
-/// raised to what one of them is at least. A value that is not a number can.
+/// Whether any of 16 values, each known to within `error` times its norm, can be as high as `low`, which is then raised
+/// to what one of them is at least. A value that is not a number can.
 #[inline(always)]
 pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut f32) -> bool {
+    let lower = |i: usize| norms[i].mul_add(error, values[i]) < *low;
+    if (0..LANES).fold(true, |all, i| all & lower(i)) {
+        return false;
+    }
     let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let high: [f32; LANES] = std::array::from_fn(|i| norms[i].mul_add(error, values[i]));
-    let least: [f32; LANES] = std::array::from_fn(|i| {
+    let least = std::array::from_fn(|i| {
         let least = norms[i].mul_add(-error, values[i]);
         // In the tree below, one that is no number would hide others.
         if least.is_nan() {
@@ -200,7 +196,7 @@ pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut
         }
     });
     *low = larger(*low, fold(least, larger));
-    high.iter().any(|high| *high >= *low || high.is_nan())
+    true
 }
 
 /// Compiles this module's functions for a set of target features, under the same names.
@@ -209,8 +205,8 @@ macro_rules! instantiate {
         vector::instantiate_all_but_quantize!($features);
         /// As [`vector::quantize`].
         #[target_feature(enable = $features)]
-        pub fn quantize(values: &[f32], out: &mut [ActivationGroup]) {
-            vector::quantize(values, out)
+        pub fn quantize(halves: [&[f32; 16]; 2], out: &mut ActivationGroup) {
+            vector::quantize(halves, out)
         }
     };
 }

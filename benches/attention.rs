@@ -27,7 +27,9 @@ fn cache(len: usize, head_dim: usize) -> KvCache {
     let values: Vec<f16> = floats(len * head_dim * 2).into_iter().map(f16::from_f32).collect();
     for (position, pair) in values.chunks_exact(2 * head_dim).enumerate() {
         let (key, value) = pair.split_at(head_dim);
-        cache.pages()[position / PAGE].store(0, 0, position % PAGE, key, value);
+        let page = &cache.pages()[position / PAGE];
+        page.store_key(0, 0, position % PAGE, key);
+        page.store_value(0, 0, position % PAGE, value);
     }
     cache.commit(len);
     cache

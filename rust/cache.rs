@@ -116,15 +116,18 @@ impl Page {
         })
     }
 
-    /// Stores the key and value of one position. One thread a position and head; see [`Shared::write`].
-    pub fn store(&self, layer: usize, head: usize, position: usize, key: &[f16], value: &[f16]) {
-        let at = self.head(layer, head);
-        let width = self.shape.padded_dim();
+    /// Stores the key of one position. One thread a position and head; see [`Shared::write`].
+    pub fn store_key(&self, layer: usize, head: usize, position: usize, key: &[f16]) {
+        let at = self.head(layer, head) + position;
         for (d, &key) in key.iter().enumerate() {
-            let at = at + d * PAGE + position;
-            self.data.write(at..at + 1)[0] = key;
+            self.data.write(at + d * PAGE..at + d * PAGE + 1)[0] = key;
         }
-        let at = at + width * PAGE + position * width;
+    }
+
+    /// Stores the value of one position, likewise.
+    pub fn store_value(&self, layer: usize, head: usize, position: usize, value: &[f16]) {
+        let width = self.shape.padded_dim();
+        let at = self.head(layer, head) + width * PAGE + position * width;
         self.data.write(at..at + value.len()).copy_from_slice(value);
     }
 }

@@ -8,6 +8,7 @@ mod attend;
 mod buffers;
 mod choose;
 mod output;
+mod store;
 
 use crate::attention::{Accumulator, Unit, Workspace};
 use crate::cache::Page;
@@ -27,6 +28,7 @@ use half::f16;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use store::by_page;
 
 /// What a forward reads and never changes.
 pub struct Decoder {
@@ -103,6 +105,8 @@ pub struct Pass {
     /// Cosines and sines of every row's rotation, `[rows][pairs]` each.
     angles: [Vec<f32>; 2],
     units: Vec<UnitRows>,
+    /// Rows that share a page of the cache.
+    pages: Vec<Range<usize>>,
     /// States and sums of single segments, when these run in parallel.
     partials: Option<(Shared<SoftmaxState>, Shared<f32>)>,
     output: Output,
@@ -162,7 +166,8 @@ impl Pass {
             false => Output::Logits(Shared::zeroed(n * config.n_vocab)),
         };
         let stopped = AtomicBool::new(false);
-        Self { buffers, task, angles, units, partials, output, stopped, decoder }
+        let pages = by_page(&task.rows);
+        Self { buffers, task, angles, units, pages, partials, output, stopped, decoder }
     }
 
     /// What was wanted, and the buffers; `None` if the pass was stopped.
@@ -270,27 +275,6 @@ impl Pass {
                 first_tile += matrix.tile_count();
                 first_column += matrix.rows;
             }
-        }
-    }
-
-    /// Rotates the keys and stores keys and values in the cache.
-    fn store(&self, worker: &Worker<'_>, layer: usize, local: &mut Local) {
-        let Decoder { config, kernels, .. } = &*self.decoder;
-        let dim = config.head_dim;
-        local.halves.resize(2 * dim, f16::ZERO);
-        let (key_half, value_half) = local.halves.split_at_mut(dim);
-        for unit in worker.share(self.task.rows.len() * config.n_head_kv, 1) {
-            let (row, head) = (unit / config.n_head_kv, unit % config.n_head_kv);
-            let Row { sequence, position, .. } = self.task.rows[row];
-            let key = self.head(row, config.n_head + head);
-            local.floats.clear();
-            local.floats.extend_from_slice(self.buffers.qkv.read(key));
-            self.rotate(row, &mut local.floats);
-            kernels.to_f16(&local.floats, key_half);
-            let value = self.head(row, config.n_head + config.n_head_kv + head);
-            kernels.to_f16(self.buffers.qkv.read(value), value_half);
-            let page = &self.task.sequences[sequence][position / crate::cache::PAGE];
-            page.store(layer, head, position % crate::cache::PAGE, key_half, value_half);
         }
     }
 

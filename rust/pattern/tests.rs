@@ -21,7 +21,9 @@ fn cache(len: usize) -> KvCache {
     let values: Vec<f16> = floats(2 * len * WIDTH, 1).into_iter().map(f16::from_f32).collect();
     for (position, pair) in values.chunks_exact(2 * WIDTH).enumerate() {
         let (key, value) = pair.split_at(WIDTH);
-        cache.pages()[position / PAGE].store(0, 0, position % PAGE, key, value);
+        let page = &cache.pages()[position / PAGE];
+        page.store_key(0, 0, position % PAGE, key);
+        page.store_value(0, 0, position % PAGE, value);
     }
     cache.commit(len);
     cache

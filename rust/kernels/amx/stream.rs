@@ -1,0 +1,88 @@
+//! One block of rows: a group goes from memory through the unit to the sums, and while its products are on their way
+//! the next ones are unpacked, across the ends of tiles.
+
+use super::super::avx512::{self, GroupWeights, ScaleReader};
+use super::super::layout::*;
+use super::unit::{Products, Quants, Unit};
+use super::{signed_quants, BLOCK};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// As [`super::dot`] for quantised weights and [`super::FEWEST`] to [`BLOCK`] rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn dot_stream<L: Layout>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    match rows.count {
+        9 => dot_rows::<L, 9>(tiles, rows, out),
+        10 => dot_rows::<L, 10>(tiles, rows, out),
+        11 => dot_rows::<L, 11>(tiles, rows, out),
+        12 => dot_rows::<L, 12>(tiles, rows, out),
+        13 => dot_rows::<L, 13>(tiles, rows, out),
+        14 => dot_rows::<L, 14>(tiles, rows, out),
+        15 => dot_rows::<L, 15>(tiles, rows, out),
+        BLOCK => dot_rows::<L, BLOCK>(tiles, rows, out),
+        count => unreachable!("a stream has 9 to 16 rows, not {count}"),
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn dot_rows<L: Layout, const M: usize>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    match (L::MINIMA, L::SCALE_COLUMNS) {
+        (false, GROUP) => stream::<L, false, 1, M>(tiles, rows, out),
+        (true, GROUP) => stream::<L, true, 1, M>(tiles, rows, out),
+        (false, _) => stream::<L, false, 2, M>(tiles, rows, out),
+        (true, _) => stream::<L, true, 2, M>(tiles, rows, out),
+    }
+}
+
+/// A group on its way to the sums.
+struct Unpacked {
+    quants: Quants,
+    weights: GroupWeights,
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
+    tiles: &Tiles<'_>,
+    rows: &Rows<'_>,
+    out: &mut [[f32; TILE]],
+) {
+    assert!(rows.count == M && rows.interleaved == BLOCK && rows.groups == tiles.groups);
+    // The groups of consecutive tiles follow each other.
+    let Tiles { dtype, groups, quants, scales, .. } = *tiles;
+    let all = Tile { dtype, groups: tiles.count * groups, quants, scales };
+    let mut scales = ScaleReader::<L>::new(scales);
+    let unit = Unit::configured(GROUP / PARTS, M % BLOCK);
+    // Where the groups are kept meanwhile: one is scaled while the next is multiplied and the one after it unpacked.
+    let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; 4];
+    let mut products = [Products::zero(), Products::zero()];
+    let mut acc = [_mm512_setzero_ps(); M];
+    for g in 0..all.groups + 2 {
+        if g < all.groups {
+            avx512::prefetch::<L>(&all, g);
+            unpacked[g % 4].write(Unpacked { quants: signed_quants::<L>(&all, g), weights: scales.next(g) });
+        }
+        if (1..=all.groups).contains(&g) {
+            let g = g - 1;
+            // SAFETY: the group was unpacked in the last round; `rows` holds all groups of its rows, as `check_dot` and
+            // the assertion above saw to.
+            unsafe {
+                let quants = &unpacked[g % 4].assume_init_ref().quants;
+                unit.multiply::<PARTS, M>(rows, rows.at(0, g % groups), quants, &mut products[g % 2]);
+            }
+        }
+        if g >= 2 {
+            let g = g - 2;
+            // SAFETY: as above, two rounds ago.
+            unsafe {
+                let weights = &unpacked[g % 4].assume_init_ref().weights;
+                products[g % 2].add_to::<MINIMA, PARTS, M>(weights, rows, rows.at(0, g % groups), &mut acc);
+            }
+            if (g + 1).is_multiple_of(groups) {
+                let tile = g / groups;
+                for (out, acc) in out[M * tile..][..M].iter_mut().zip(&mut acc) {
+                    avx512::store(out, std::mem::replace(acc, _mm512_setzero_ps()));
+                }
+            }
+        }
+    }
+}

@@ -33,6 +33,7 @@ Figures = dict[str, float]
 LINES = [
     ("decode tok/s", True),
     *((f"c({rows})", False) for rows in ROWS[1:]),
+    *((f"greedy c({rows})", False) for rows in ROWS[1:]),
     (f"prompt {PROMPT} tok/s", True),
     ("resident MB", False),
     ("after loading / file", False),
@@ -57,10 +58,11 @@ def measure(peers: list[Peer], model_bytes: int, rounds: int) -> dict[str, Figur
         for peer in order:
             note(peer, "decode tok/s", 1 / peer.ask("decode", count=DECODED))
         for peer in order:
-            curve = peer.ask("curve", rows=ROWS, repeats=REPEATS)
-            for rows, seconds in zip(ROWS, curve or [], strict=curve is not None):
-                note(peer, f"c({rows})", seconds / curve[0])
-                note(peer, f"{rows} rows ms", 1000 * seconds)
+            for kind, greedy in (("", False), ("greedy ", True)):
+                curve = peer.ask("curve", rows=ROWS, repeats=REPEATS, greedy=greedy)
+                for rows, seconds in zip(ROWS, curve or [], strict=curve is not None):
+                    note(peer, f"{kind}c({rows})", seconds / curve[0])
+                    note(peer, f"{kind}{rows} rows ms", 1000 * seconds)
         for peer in order:
             note(peer, f"prompt {PROMPT} tok/s", PROMPT / peer.ask("prompt", length=PROMPT))
         for peer in order:

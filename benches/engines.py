@@ -39,10 +39,17 @@ class Engine(ABC):
     def decode(self, count: int) -> float:
         """Time `count` single tokens after PAST positions; seconds for each."""
 
-    def curve(self, rows: Sequence[int], repeats: int) -> list[float] | None:  # noqa: ARG002
-        """Time one forward for each of `rows` with all logits after PAST positions (medians).
+    def curve(
+        self,
+        rows: Sequence[int],  # noqa: ARG002
+        repeats: int,  # noqa: ARG002
+        *,
+        greedy: bool = False,  # noqa: ARG002
+    ) -> list[float] | None:
+        """Time one forward for each of `rows` after PAST positions (medians).
 
-        None if the engine runs no forward of several tokens on a cache.
+        With all logits, or if `greedy` with only the likeliest token of every row. None if the
+        engine runs no forward of several tokens on a cache.
         """
         return None
 
@@ -66,6 +73,10 @@ class Stepper(Engine):
     def append(self, tokens: Sequence[int], rows: int) -> None:
         """Append `tokens` and compute the logits after the last `rows` of them."""
 
+    def choose(self, tokens: Sequence[int], rows: int) -> None:
+        """Append `tokens` and find the likeliest token after the last `rows` of them."""
+        self.append(tokens, rows)
+
     @abstractmethod
     def truncate(self, length: int) -> None:
         """Forget everything from position `length` on."""
@@ -86,16 +97,17 @@ class Stepper(Engine):
             self.append([token], 1)
         return (time.perf_counter() - start) / count
 
-    def curve(self, rows: Sequence[int], repeats: int) -> list[float]:
+    def curve(self, rows: Sequence[int], repeats: int, *, greedy: bool = False) -> list[float]:
         """Let the row counts take turns, so that each meets the same machine."""
         self.truncate(0)
         self.append(self.tokens(PAST), 1)
         times: dict[int, list[float]] = {count: [] for count in rows}
+        forward = self.choose if greedy else self.append
         for _ in range(repeats):
             for count, taken in times.items():
                 tokens = self.tokens(count, seed=3)
                 start = time.perf_counter()
-                self.append(tokens, count)
+                forward(tokens, count)
                 taken.append(time.perf_counter() - start)
                 self.truncate(PAST)
         return [statistics.median(taken) for taken in times.values()]
@@ -114,6 +126,9 @@ class Specrs(Stepper):
 
     def append(self, tokens: Sequence[int], rows: int) -> None:
         self.session.forward_last(tokens, rows)
+
+    def choose(self, tokens: Sequence[int], rows: int) -> None:
+        self.session.choose_last(tokens, rows)
 
     def truncate(self, length: int) -> None:
         self.session.truncate(length)

@@ -56,7 +56,7 @@ pub struct Page {
 impl Page {
     fn new(shape: CacheShape) -> Self {
         let means = vec![OnceLock::new(); shape.n_layer * shape.n_head_kv];
-        Self { shape, data: Shared::zeroed(shape.page_len()), means }
+        Self { shape, data: Shared::mapped(shape.page_len()), means }
     }
 
     fn copy(&self) -> Self {

@@ -232,7 +232,7 @@ pub fn tiny_llama() -> GgufWriter {
 impl GgufWriter {
     /// Set a tokenizer model with `tokens` of these types.
     pub fn vocabulary(&mut self, model: &str, tokens: &[(&str, i32)]) -> &mut Self {
-        let strings = tokens.iter().map(|(string, _)| (*string).to_owned());
+        let strings = tokens.iter().map(|(string, _)| string);
         let types = tokens.iter().map(|(_, kind)| *kind);
         self.set("tokenizer.ggml.model", Value::String(model.to_owned()))
             .set(TOKENS, Value::Array(Array::String(strings.collect())))
@@ -246,7 +246,7 @@ impl GgufWriter {
             match (key.as_str(), value) {
                 (TOKENS, Value::Array(Array::String(tokens))) => {
                     id = tokens.len() as u32;
-                    tokens.push(string.to_owned());
+                    tokens.push(string);
                 }
                 (TYPES, Value::Array(Array::I32(types))) => types.push(kind),
                 (SCORES, Value::Array(Array::F32(scores))) => scores.push(0.0),

@@ -17,6 +17,7 @@ pub mod blocks;
 #[cfg(test)]
 mod fixture;
 pub mod mapping;
+pub mod strings;
 pub mod metadata;
 pub mod reader;
 pub mod header;

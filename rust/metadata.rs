@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::strings::Strings;
 
 /// One metadata value.
 #[allow(missing_docs)]
@@ -37,7 +38,7 @@ pub enum Array {
     I32(Vec<i32>),
     F32(Vec<f32>),
     Bool(Vec<bool>),
-    String(Vec<String>),
+    String(Strings),
     Array(Vec<Array>),
     U64(Vec<u64>),
     I64(Vec<i64>),
@@ -171,10 +172,10 @@ impl Metadata {
     }
 
     /// An array of strings.
-    pub fn get_strings(&self, key: &str) -> Result<Option<&[String]>> {
+    pub fn get_strings(&self, key: &str) -> Result<Option<&Strings>> {
         self.get_array(key, "an array of strings", |array| match array {
-            Array::String(v) => Some(v.as_slice()),
-            _ => array.is_empty().then_some(&[]),
+            Array::String(v) => Some(v),
+            _ => array.is_empty().then_some(Strings::EMPTY),
         })
     }
 
@@ -295,7 +296,7 @@ mod tests {
     #[test]
     fn an_empty_array_has_every_type() {
         let empty = metadata(Value::Array(Array::I32(vec![])));
-        assert_eq!(empty.get_strings("key").unwrap(), Some(&[][..]));
+        assert_eq!(empty.get_strings("key").unwrap(), Some(Strings::EMPTY));
         assert_eq!(empty.get_f32s("key").unwrap(), Some(&[][..]));
         assert_eq!(empty.get_integers("key").unwrap(), Some(vec![]));
     }

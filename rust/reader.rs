@@ -218,13 +218,13 @@ impl<'a> Reader<'a> {
     }
 
     /// `len` elements of at least `size` bytes each, read by `element`.
-    fn compound<T>(
+    fn compound<T, C: FromIterator<T>>(
         &mut self,
         key: &str,
         len: u64,
         size: u64,
         mut element: impl FnMut(&mut Self, Arguments) -> Result<T>,
-    ) -> Result<Vec<T>> {
+    ) -> Result<C> {
         self.check_count(len, size, format_args!("array `{key}`"))?;
         (0..len).map(|index| element(self, format_args!("element {index} of `{key}`"))).collect()
     }

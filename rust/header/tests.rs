@@ -25,7 +25,7 @@ fn one_tensor(type_id: u32, shape: &[u64], offset: u64, data: usize) -> GgufWrit
 /// A file with every kind of value and two tensors.
 fn rich() -> GgufWriter {
     let mut file = GgufWriter::new();
-    let nested = Array::Array(vec![Array::U8(vec![1]), Array::String(vec!["a".into()])]);
+    let nested = Array::Array(vec![Array::U8(vec![1]), Array::String(["a"].into_iter().collect())]);
     for (key, value) in [
         ("u8", Value::U8(250)),
         ("i8", Value::I8(-3)),
@@ -47,7 +47,7 @@ fn rich() -> GgufWriter {
         ("i32s", Value::Array(Array::I32(vec![-1, 2]))),
         ("f32s", Value::Array(Array::F32(vec![0.5]))),
         ("bools", Value::Array(Array::Bool(vec![true, false]))),
-        ("strings", Value::Array(Array::String(vec!["".into(), "b".into()]))),
+        ("strings", Value::Array(Array::String(["", "b"].into_iter().collect()))),
         ("arrays", Value::Array(nested)),
         ("u64s", Value::Array(Array::U64(vec![7]))),
         ("i64s", Value::Array(Array::I64(vec![-7]))),
@@ -98,7 +98,7 @@ fn huge_counts_are_refused_before_anything_is_allocated() {
     let mut file = GgufWriter::new();
     file.set("k", Value::String("value".into()));
     file.set("a", Value::Array(Array::F32(vec![1.0])));
-    file.set("s", Value::Array(Array::String(vec!["x".into()])));
+    file.set("s", Value::Array(Array::String(["x"].into_iter().collect())));
     file.tensor("t", GgmlType::F32, &[1]);
     let bytes = file.bytes();
     let find = |needle: &[u8]| {

@@ -8,13 +8,14 @@
 //!   it, needs neither.
 
 mod attention;
+mod products;
 
 pub use attention::{multiply_f16, to_f16};
 
 use super::layout::*;
 use super::vector::{self, SoftmaxState};
 use crate::blocks::GgmlType;
-use std::arch::asm;
+use products::{add_products, add_products_vnni, Sums};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -153,21 +154,6 @@ fn prefetch<L: Layout>(packed: &[u8]) {
     }
 }
 
-/// How a layout's products are summed in 16 bits.
-struct Sums<L>(PhantomData<L>);
-
-impl<L: Layout> Sums<L> {
-    /// Whether quants go as magnitudes: they have 8 bits, 255 * 127 * 2 overflows, 128 * 127 * 2 does not.
-    const SIGNED: bool = L::BITS == 8 || L::CODEBOOK;
-    /// Words of four columns whose pair sums, at most `2 * 127 * quant` each, fit 16 bits together.
-    const SPAN: usize = match L::BITS {
-        _ if Self::SIGNED => 1,
-        6 => 2,
-        5 => 4,
-        _ => 8,
-    };
-}
-
 /// Adds group `g` of the rows from `first` on to the accumulators; `quants(j, half)` are the quants of word `j` of a
 /// half tile.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -209,67 +195,6 @@ fn accumulate<L: Layout, const VNNI: bool, const M: usize>(
                     let sum = _mm256_set1_ps(sums_of(s).1);
                     acc[m][half] = _mm256_fmadd_ps(weights.minimum[sub][half], sum, acc[m][half]);
                 }
-            }
-        }
-    }
-}
-
-/// Adds the integer products of sub-group `sub` of half a tile; `words` are the activations of `M` rows.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn add_products<L: Layout, const M: usize>(
-    quants: impl Fn(usize) -> __m256i,
-    words: &[&[[u8; 4]]; M],
-    sub: usize,
-    dot: &mut [__m256i; M],
-) {
-    let count = L::SCALE_COLUMNS / 4;
-    let span = Sums::<L>::SPAN.min(count);
-    for part in 0..count / span {
-        let mut sums = [_mm256_setzero_si256(); M];
-        for i in 0..span {
-            let j = sub * count + part * span + i;
-            let q = quants(j);
-            let signed = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
-            let magnitude = if Sums::<L>::SIGNED { _mm256_abs_epi8(signed) } else { q };
-            for m in 0..M {
-                let mut a = _mm256_set1_epi32(i32::from_le_bytes(words[m][j]));
-                if Sums::<L>::SIGNED {
-                    a = _mm256_sign_epi8(a, signed);
-                }
-                sums[m] = _mm256_add_epi16(sums[m], _mm256_maddubs_epi16(magnitude, a));
-            }
-        }
-        for m in 0..M {
-            dot[m] = _mm256_add_epi32(dot[m], _mm256_madd_epi16(sums[m], _mm256_set1_epi16(1)));
-        }
-    }
-}
-
-/// As [`add_products`], without taking off the offset of any quants.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn add_products_vnni<L: Layout, const M: usize>(
-    quants: impl Fn(usize) -> __m256i,
-    words: &[&[[u8; 4]]; M],
-    sub: usize,
-    dot: &mut [__m256i; M],
-) {
-    let count = L::SCALE_COLUMNS / 4;
-    for j in sub * count..(sub + 1) * count {
-        let q = quants(j);
-        for m in 0..M {
-            let a = _mm256_set1_epi32(i32::from_le_bytes(words[m][j]));
-            // SAFETY: the CPU has the instruction, as whoever called `dot_with` for it promised; it touches no memory.
-            // An intrinsic would keep this from being inlined into functions that do without.
-            unsafe {
-                asm!(
-                    "{{vex}} vpdpbusd {dot}, {q}, {a}",
-                    dot = inout(ymm_reg) dot[m],
-                    q = in(ymm_reg) q,
-                    a = in(ymm_reg) a,
-                    options(pure, nomem, nostack, preserves_flags),
-                );
             }
         }
     }

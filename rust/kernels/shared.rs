@@ -5,13 +5,23 @@
 //! cannot see barriers, so this file states the contract once and keeps the `unsafe` that relies on it.
 
 use bytemuck::Zeroable;
+use memmap2::MmapMut;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
 /// A fixed-size buffer whose disjoint ranges may be written by different threads in one phase.
 pub(crate) struct Shared<T> {
-    cells: Box<[UnsafeCell<T>]>,
+    memory: Memory<T>,
 }
+
+enum Memory<T> {
+    Heap(Box<[UnsafeCell<T>]>),
+    /// Of so many elements.
+    Mapped(MmapMut, usize),
+}
+
+/// Fewest bytes for which a mapping is worth its system calls.
+const MAPPED: usize = 1 << 18;
 
 // SAFETY: access follows the contract of `Shared::write`; elements are written (`Send`) and, by several threads at
 // once, read (`Sync`) from any of them.
@@ -21,24 +31,45 @@ impl<T: Copy + Zeroable> Shared<T> {
     /// A buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
         let cells = (0..len).map(|_| UnsafeCell::new(T::zeroed())).collect();
-        Self { cells }
+        Self { memory: Memory::Heap(cells) }
+    }
+
+    /// The same, but when it is dropped a large one goes back to the system, of which allocators keep a good deal.
+    pub fn mapped(len: usize) -> Self {
+        let bytes = len * size_of::<T>();
+        let map = (bytes >= MAPPED).then(|| MmapMut::map_anon(bytes).ok()).flatten();
+        map.map_or_else(|| Self::zeroed(len), |map| Self { memory: Memory::Mapped(map, len) })
+    }
+
+    fn cells(&self) -> &[UnsafeCell<T>] {
+        match &self.memory {
+            Memory::Heap(cells) => cells,
+            // SAFETY: the mapping has room for so many elements, starts at a page and was filled with zeros, which are
+            // values of `T`. References to it are only made from these cells.
+            Memory::Mapped(map, len) => unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), *len) },
+        }
     }
 
     /// The elements as a vector.
     pub fn into_vec(self) -> Vec<T> {
-        let cells = Box::into_raw(self.cells);
-        // SAFETY: `UnsafeCell<T>` has the layout of `T`, so this is the box that `zeroed` made.
-        unsafe { Box::from_raw(cells as *mut [T]) }.into_vec()
+        match self.memory {
+            Memory::Heap(cells) => {
+                let cells = Box::into_raw(cells);
+                // SAFETY: `UnsafeCell<T>` has the layout of `T`, so this is the box that `zeroed` made.
+                unsafe { Box::from_raw(cells as *mut [T]) }.into_vec()
+            }
+            Memory::Mapped(..) => self.read(0..self.len()).to_vec(),
+        }
     }
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.cells.len()
+        self.cells().len()
     }
 
     /// The elements of `range`. Contract: no thread writes any of them in the current phase.
     pub fn read(&self, range: Range<usize>) -> &[T] {
-        let cells = &self.cells[range];
+        let cells = &self.cells()[range];
         // SAFETY: `UnsafeCell<T>` has the layout of `T`; by the contract nobody writes these elements meanwhile.
         unsafe { std::slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) }
     }
@@ -47,7 +78,7 @@ impl<T: Copy + Zeroable> Shared<T> {
     /// this thread holds no other reference to them.
     #[allow(clippy::mut_from_ref)]
     pub fn write(&self, range: Range<usize>) -> &mut [T] {
-        let cells = &self.cells[range];
+        let cells = &self.cells()[range];
         // SAFETY: `UnsafeCell` allows mutation behind `&self`; by the contract this is the only reference.
         unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), cells.len()) }
     }

@@ -152,7 +152,7 @@ fn metadata_array<'py>(py: Python<'py>, array: &Array) -> PyResult<Bound<'py, Py
         Array::F32(v) => v.into_pyobject(py)?,
         Array::F64(v) => v.into_pyobject(py)?,
         Array::Bool(v) => v.into_pyobject(py)?,
-        Array::String(v) => v.into_pyobject(py)?,
+        Array::String(v) => v.iter().collect::<Vec<_>>().into_pyobject(py)?,
         Array::Array(v) => v.iter().map(|v| metadata_array(py, v)).collect::<PyResult<Vec<_>>>()?.into_pyobject(py)?,
     })
 }

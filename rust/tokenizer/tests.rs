@@ -173,7 +173,7 @@ fn the_space_before_a_text_follows_the_file() {
 
 #[test]
 fn damaged_metadata_is_refused_by_name() {
-    let strings = |v: &[&str]| Value::Array(Array::String(v.iter().map(|s| (*s).to_owned()).collect()));
+    let strings = |v: &[&str]| Value::Array(Array::String(v.iter().collect()));
     let string = |v: &str| Value::String(v.to_owned());
     let spm = tiny_spm(&["a"]);
     let bpe = tiny_bpe(&[("a", "b")]);

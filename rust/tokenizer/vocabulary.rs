@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::metadata::Metadata;
+use crate::strings::Strings;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const KINDS: &str = "tokenizer.ggml.token_type";
@@ -35,7 +36,7 @@ pub enum Kind {
 /// Every token of a file, by id.
 #[derive(Debug)]
 pub struct Vocabulary {
-    strings: Vec<String>,
+    strings: Strings,
     kinds: Vec<Kind>,
     /// The bytes of all tokens, one after the other.
     bytes: Vec<u8>,
@@ -47,11 +48,11 @@ impl Vocabulary {
     /// The tokens that `metadata` lists.
     pub fn read(metadata: &Metadata, spelling: Spelling) -> Result<Self> {
         let strings = match metadata.get_strings(TOKENS)? {
-            Some(strings) if !strings.is_empty() => strings.to_vec(),
+            Some(strings) if !strings.is_empty() => strings.clone(),
             _ => return Err(metadata.error(format_args!("metadata `{TOKENS}` is missing or empty"))),
         };
         let kinds = read_kinds(metadata, strings.len(), spelling)?;
-        let mut bytes = Vec::with_capacity(strings.iter().map(String::len).sum());
+        let mut bytes = Vec::with_capacity(strings.iter().map(str::len).sum());
         let mut ends = Vec::with_capacity(strings.len());
         for (id, (string, kind)) in strings.iter().zip(&kinds).enumerate() {
             match kind {
@@ -79,7 +80,7 @@ impl Vocabulary {
 
     /// The file's own string of `id`, if there is such a token.
     pub fn string(&self, id: u32) -> Option<&str> {
-        self.strings.get(id as usize).map(String::as_str)
+        self.strings.get(id as usize)
     }
 
     /// What `id` is for; ids beyond the last token are unused.

@@ -6,7 +6,7 @@
 //! no bit; and a query that attends to all blocks has the bits of exact attention, whatever the others leave out.
 
 use crate::cache::{Page, PAGE};
-use crate::kernels::vector::{exp, SoftmaxState};
+use crate::kernels::vector::SoftmaxState;
 use crate::kernels::{prefetch, Kernels};
 use half::f16;
 use std::sync::Arc;
@@ -96,21 +96,7 @@ impl Accumulator {
 
     /// Adds what `other` accumulated over later positions.
     pub fn merge(&mut self, kernels: &Kernels, states: &[SoftmaxState], out: &[f32]) {
-        let width = self.out.len() / self.states.len();
-        for (i, (state, other)) in self.states.iter_mut().zip(states).enumerate() {
-            if other.sum == 0.0 {
-                continue;
-            }
-            let max = state.max.max(other.max);
-            // One of them is exp(0).
-            let (a, b) = match other.max > state.max {
-                true => (exp(state.max - max), 1.0),
-                false => (1.0, exp(other.max - max)),
-            };
-            let span = i * width..(i + 1) * width;
-            kernels.blend(&mut self.out[span.clone()], a, &out[span], b);
-            *state = SoftmaxState { max, sum: state.sum.mul_add(a, other.sum * b) };
-        }
+        kernels.merge(&mut self.states, &mut self.out, states, out);
     }
 
     /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them,

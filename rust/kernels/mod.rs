@@ -26,6 +26,9 @@ use vector::SoftmaxState;
 /// See [`scalar::multiply_f16`].
 type MultiplyF16 = unsafe fn(usize, &[f32], &[f16], usize, &mut [f32], bool);
 
+/// See [`vector::merge`].
+type Merge = unsafe fn(&mut [SoftmaxState], &mut [f32], &[SoftmaxState], &[f32]);
+
 /// One instruction set's kernels. The functions are documented in [`scalar`] and [`vector`].
 #[derive(Clone, Copy)]
 pub struct Kernels {
@@ -40,7 +43,7 @@ pub struct Kernels {
     softmax_rows: unsafe fn(&mut [f32], usize, usize, &mut [SoftmaxState], &mut [f32]),
     screen: unsafe fn(&[f32; TILE], &[f32; TILE], f32, &mut f32) -> bool,
     scale: unsafe fn(&mut [f32], f32),
-    blend: unsafe fn(&mut [f32], f32, &[f32], f32),
+    merge: Merge,
 }
 
 /// A table with the functions of one module.
@@ -58,7 +61,7 @@ macro_rules! table {
             softmax_rows: $module::softmax_rows,
             screen: $module::screen,
             scale: $module::scale,
-            blend: $module::blend,
+            merge: $module::merge,
         }
     };
 }
@@ -190,8 +193,8 @@ impl Kernels {
         screen(values: &[f32; TILE], norms: &[f32; TILE], error: f32, low: &mut f32) -> bool;
         /// See [`vector::scale`].
         scale(x: &mut [f32], factor: f32);
-        /// See [`vector::blend`].
-        blend(x: &mut [f32], factor: f32, y: &[f32], other: f32);
+        /// See [`vector::merge`].
+        merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]);
     }
 }
 

@@ -292,7 +292,12 @@ fn element_wise_kernels_have_the_bits_of_the_specification() {
             k.rope(&mut out[1], &b[..n], &gain[..n]);
             k.swiglu(&mut out[2], &b);
             k.scale(&mut out[3], 1.7);
-            k.blend(&mut out[4], 0.3, &b, -1.1);
+            let state = |max, sum| SoftmaxState { max, sum };
+            let mut states = [state(1.5, 2.0), SoftmaxState::EMPTY];
+            for others in [[state(1.7, 3.0), SoftmaxState::EMPTY], [state(0.2, 1.0), state(0.4, 2.0)]] {
+                k.merge(&mut states, &mut out[4], &others, &b);
+            }
+            out.push(states.iter().flat_map(|state| [state.max, state.sum]).collect());
             let mut halves = vec![f16::ZERO; 2 * n];
             k.to_f16(&a, &mut halves);
             out.push(halves.iter().map(|h| h.to_f32()).collect());

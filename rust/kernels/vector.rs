@@ -169,11 +169,24 @@ pub fn scale(x: &mut [f32], factor: f32) {
     }
 }
 
-/// `x = x * factor + y * other`.
+/// Adds to rows of sums, and to the states of their softmax, what others hold for later positions.
 #[inline(always)]
-pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
-    for (x, &y) in x.iter_mut().zip(y) {
-        *x = (*x).mul_add(factor, y * other);
+pub fn merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]) {
+    let width = sums.len() / states.len();
+    let rows = sums.chunks_exact_mut(width).zip(other_sums.chunks_exact(width));
+    for ((state, other), (sums, other_sums)) in states.iter_mut().zip(others).zip(rows) {
+        if other.sum == 0.0 {
+            continue;
+        }
+        // One of the factors is exp(0).
+        let (max, factor, other_factor) = match other.max > state.max {
+            true => (other.max, exp(state.max - other.max), 1.0),
+            false => (state.max, 1.0, exp(other.max - state.max)),
+        };
+        for (sum, &other) in sums.iter_mut().zip(other_sums) {
+            *sum = (*sum).mul_add(factor, other * other_factor);
+        }
+        *state = SoftmaxState { max, sum: state.sum.mul_add(factor, other.sum * other_factor) };
     }
 }
 
@@ -251,10 +264,10 @@ macro_rules! instantiate_all_but_quantize {
         pub fn scale(x: &mut [f32], factor: f32) {
             vector::scale(x, factor)
         }
-        /// As [`vector::blend`].
+        /// As [`vector::merge`].
         #[target_feature(enable = $features)]
-        pub fn blend(x: &mut [f32], factor: f32, y: &[f32], other: f32) {
-            vector::blend(x, factor, y, other)
+        pub fn merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]) {
+            vector::merge(states, sums, others, other_sums)
         }
     };
 }

@@ -8,7 +8,6 @@ mod sessions;
 mod text;
 
 use crate::config::Config;
-use crate::error::Error;
 use crate::gguf::GgufFile;
 use crate::saved;
 use crate::session::{self, Options};
@@ -22,15 +21,12 @@ use pyo3::types::{PyDict, PyTuple};
 use sessions::{PySession, PySnapshot};
 use std::cell::Cell;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use text::PyTokenizer;
 
 /// How often a long call looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(30);
-
-/// How often a call looks whether another thread's call on the same session is done.
-const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 
 thread_local! {
     /// Whether this thread runs Python's signal handlers in the middle of a call of ours.
@@ -74,18 +70,6 @@ fn interruptible<T: Send>(
 /// A lock that outlives panics: calls that fail leave the state as it was.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The same while signals are heard: whoever holds it may compute for long.
-fn lock_polling<'a, T>(mutex: &'a Mutex<T>, poll: &mut dyn FnMut() -> bool) -> crate::error::Result<MutexGuard<'a, T>> {
-    loop {
-        match mutex.try_lock() {
-            Ok(guard) => return Ok(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if poll() => return Err(Error::Interrupted),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_INTERVAL),
-        }
-    }
 }
 
 /// Name, type, shape and bytes of a tensor.

@@ -244,6 +244,39 @@ def test_models_load_in_a_forked_child(tiny: Callable[..., Path]) -> None:
     subprocess.run(command, check=True, timeout=60)
 
 
+FORKING_IN_A_CALL = """
+import os, sys, threading
+from specrs._specrs import Model
+model = Model(sys.argv[1], threads=1)
+session, begun, end = model.session(), threading.Event(), threading.Event()
+def progress(done, total):
+    begun.set()
+    end.wait()
+thread = threading.Thread(target=lambda: session.prefill([5, 6, 7], progress=progress))
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    try:
+        session.forward([5])
+    except ValueError as error:
+        told = "forked" in str(error)
+    os._exit(0 if told and len(model.session().forward([5])) else 3)
+end.set()
+thread.join()
+assert session.tokens == [5, 6, 7]
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_session_that_was_in_use_at_a_fork_is_refused_in_the_child(
+    tiny: Callable[..., Path],
+) -> None:
+    command = [sys.executable, "-c", FORKING_IN_A_CALL, str(tiny(quant="Q4_0"))]
+    subprocess.run(command, check=True, timeout=60)
+
+
 def test_memory_does_not_grow(tiny: Callable[..., Path], threads: int) -> None:
     """Requests, abandoned drafts, snapshots, forks and errors, 1500 times each."""
     model = Model(tiny(quant="Q4_0"), threads=threads)

@@ -202,7 +202,7 @@ def llama_cpp(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print speeds, how much faster than exact attention, and the memory."""
+    """Print speeds, how much faster than exact attention, slopes, and the memory."""
     lengths = list(rows[0]["seconds"])
     print(f"\n{'tokens/s (times exact)':<72}" + "".join(f"{n:>15}" for n in lengths))
     for row in rows:
@@ -211,8 +211,13 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
             seconds, exact = row["seconds"].get(length), rows[0]["seconds"][length]
             cell = f"{length / seconds:.0f} ({exact / seconds:.2f}x)" if seconds else "—"
             cells += f"{cell:>15}"
-        scratch = f"  {row['scratch'] / 2**20:.0f} MiB of scratch" if "scratch" in row else ""
-        print(f"{row['name']:<72}{cells}{scratch}")
+        if len(row["seconds"]) > 1:  # the mean context of a prompt is half its length
+            ms = {length / 2: 1e3 * seconds / length for length, seconds in row["seconds"].items()}
+            row["slope"] = float(np.polyfit(list(ms), list(ms.values()), 1)[0])
+            cells += f"  {1e6 * row['slope']:.0f} ns a token of context"
+        if "scratch" in row:
+            cells += f", {row['scratch'] / 2**20:.0f} MiB of scratch"
+        print(f"{row['name']:<72}{cells}")
 
 
 def fidelity(llm: specrs.Llama, ids: Sequence[int], pattern: Attention) -> dict[str, Any]:

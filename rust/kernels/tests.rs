@@ -274,8 +274,11 @@ fn exp_is_within_two_ulp() {
         let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
         let got = f64::from(super::vector::exp(x));
         assert!((got - exact).abs() <= 2.0 * ulp, "exp({x}) = {got}, not {exact}");
+        assert!(x > 0.0 || f64::from(super::vector::exp_to_one(x)) == got);
     }
     assert_eq!(super::vector::exp(f32::NEG_INFINITY), 0.0);
+    assert_eq!(super::vector::exp_to_one(f32::NEG_INFINITY), 0.0);
+    assert!(super::vector::exp_to_one(f32::NAN).is_nan());
     assert_eq!(super::vector::exp(0.0), 1.0);
 }
 

@@ -25,30 +25,53 @@ fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
+/// Below this e^x counts as 0.
+const LOWEST: f32 = -87.3;
+
 /// e^x, within 2 ulp for -87.3 < x < 88.7; 0 below and e^88.7 above (range reduction and polynomial after Cephes).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    let clamped = x.clamp(-87.3, 88.7);
-    let shifted = clamped.mul_add(LOG2_E, ROUND);
+    let (p, n) = reduced_exp(x.clamp(LOWEST, 88.7));
+    // Two steps keep 2^128 from overflowing the exponent.
+    let half = n >> 1;
+    let value = p * power(half) * power(n - half);
+    if x < LOWEST {
+        0.0
+    } else {
+        value
+    }
+}
+
+/// The same bits for x <= 0 in fewer steps.
+#[inline(always)]
+pub fn exp_to_one(x: f32) -> f32 {
+    let (p, n) = reduced_exp(if x < LOWEST { LOWEST } else { x });
+    if x < LOWEST {
+        0.0
+    } else {
+        p * power(n)
+    }
+}
+
+/// `p` and `n` with e^x = p * 2^n and p about 1.
+#[inline(always)]
+fn reduced_exp(x: f32) -> (f32, i32) {
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = n.mul_add(-0.693_359_4, clamped);
+    let r = n.mul_add(-0.693_359_4, x);
     let r = n.mul_add(2.121_944_4e-4, r);
     let mut p = 1.987_569_1e-4f32;
     for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
         p = p.mul_add(r, c);
     }
-    let p = (p * r).mul_add(r, r) + 1.0;
-    // The integer sits in the low mantissa bits; two steps keep 2^128 from overflowing the exponent.
-    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-    let half = n >> 1;
-    let power = |e: i32| f32::from_bits(((e + 127) << 23) as u32);
-    let value = p * power(half) * power(n - half);
-    if x < -87.3 {
-        0.0
-    } else {
-        value
-    }
+    // The integer sits in the low mantissa bits.
+    ((p * r).mul_add(r, r) + 1.0, shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32)
+}
+
+/// 2^n for -126 <= n <= 127.
+#[inline(always)]
+fn power(n: i32) -> f32 {
+    f32::from_bits(((n + 127) << 23) as u32)
 }
 
 /// RMSNorm (Zhang and Sennrich, 2019): `out = x / sqrt(mean(x^2) + eps) * gain`.
@@ -147,13 +170,13 @@ pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut
         states[i].max = max;
     }
     for factor in factors.iter_mut() {
-        *factor = exp(*factor);
+        *factor = exp_to_one(*factor);
     }
     for ((row, state), &factor) in rows.iter_mut().zip(states).zip(&*factors) {
         let mut lanes = [0.0f32; LANES];
         for chunk in row.as_chunks_mut::<LANES>().0 {
             for (lane, s) in lanes.iter_mut().zip(chunk) {
-                *s = exp(*s - state.max);
+                *s = exp_to_one(*s - state.max);
                 *lane += *s;
             }
         }
@@ -180,8 +203,8 @@ pub fn merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxSta
         }
         // One of the factors is exp(0).
         let (max, factor, other_factor) = match other.max > state.max {
-            true => (other.max, exp(state.max - other.max), 1.0),
-            false => (state.max, 1.0, exp(other.max - state.max)),
+            true => (other.max, exp_to_one(state.max - other.max), 1.0),
+            false => (state.max, 1.0, exp_to_one(other.max - state.max)),
         };
         for (sum, &other) in sums.iter_mut().zip(other_sums) {
             *sum = (*sum).mul_add(factor, other * other_factor);

@@ -130,6 +130,24 @@ def build_pair(source: Path, folder: Path) -> tuple[Path, list[Path]]:
     return target, drafts
 
 
+def print_agreement(
+    target: specrs.Llama, drafts: Sequence[specrs.Llama], prompts: Sequence[Prompt], count: int
+) -> None:
+    """Print by task how often a draft's likeliest token is the target's, along its own text."""
+    shares: dict[str, dict[str, list[float]]] = {draft.path.stem: {} for draft in drafts}
+    for prompt in prompts:
+        text = target.generate(prompt.tokens, max_tokens=count).tokens
+        for draft in drafts:
+            session = draft.session()
+            chosen = session.choose_last([*prompt.tokens, *text[:-1]], len(text))
+            share = statistics.mean(a == b for a, b in zip(chosen, text, strict=True))
+            for task in ("all", prompt.task):
+                shares[draft.path.stem].setdefault(task, []).append(share)
+    for name, by_task in shares.items():
+        figures = (f"{task} {statistics.mean(found):.2f}" for task, found in by_task.items())
+        print(f"\n{name} agrees with the target: {', '.join(figures)}")
+
+
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
@@ -183,6 +201,7 @@ def main() -> None:
         chosen = read_prompts(target, file, given.pair_limit)
         costs[target_file.stem] = measure_cost(target, chosen[0].tokens)
         draft_cost = measure_cost(drafts[0], chosen[0].tokens)[1] / costs[target_file.stem][1]
+        print_agreement(target, drafts, chosen, given.max_tokens)
         contestants = with_drafts(drafts, given.lengths)
         parts["draft models"] = run("draft models", target, contestants, chosen, **options)
         if given.llama_speculative:

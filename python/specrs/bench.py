@@ -155,7 +155,7 @@ def compare(
 ) -> Results:
     """Measure contestants against plain decoding; `progress` is told how many prompts are done.
 
-    The prompt is evaluated once and stays cached. In each round everyone decodes it, in turns that
+    The prompt is evaluated once, by draft models too, and stays cached. In each round everyone decodes it, in turns that
     begin with another one each time, so that all meet the same machine; medians over the rounds
     count. Every text is compared with the plain one.
     """
@@ -167,6 +167,9 @@ def compare(
         session = llm.session()
         options["session"] = session
         plain = llm.generate(prompt.tokens, **options)
+        for contestant in contestants.values():
+            for drafter in getattr(contestant.drafter, "members", [contestant.drafter]):
+                drafter.propose(prompt.tokens, 1)
         names: list[str | None] = [None, *contestants]
         seconds: dict[str | None, list[float]] = {name: [] for name in names}
         figures: dict[str, Figures] = {name: Figures() for name in contestants}

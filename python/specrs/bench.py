@@ -155,9 +155,9 @@ def compare(
 ) -> Results:
     """Measure contestants against plain decoding; `progress` is told how many prompts are done.
 
-    The prompt is evaluated once, by draft models too, and stays cached. In each round everyone decodes it, in turns that
-    begin with another one each time, so that all meet the same machine; medians over the rounds
-    count. Every text is compared with the plain one.
+    The prompt is evaluated once, by draft models too, and stays cached. In each round everyone
+    decodes it, in turns that begin with another one each time, so that all meet the same machine;
+    medians over the rounds count. Every text is compared with the plain one.
     """
     results: Results = {name: {} for name in contestants}
     options: dict[str, Any] = {"max_tokens": max_tokens}

@@ -74,7 +74,10 @@ class Stepper(Engine):
         """Append `tokens` and compute the logits after the last `rows` of them."""
 
     def choose(self, tokens: Sequence[int], rows: int) -> None:
-        """Append `tokens` and find the likeliest token after the last `rows` of them."""
+        """Append `tokens` for the likeliest token after the last `rows` of them.
+
+        An engine without a shorter way computes all logits.
+        """
         self.append(tokens, rows)
 
     @abstractmethod

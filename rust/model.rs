@@ -161,8 +161,11 @@ impl CpuModel {
 
     /// Idle buffers with room for `rows` rows, or new ones; smaller ones are dropped.
     fn buffers(&self, rows: usize) -> Buffers {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|buffers| buffers.rows >= rows);
-        idle.pop().unwrap_or_else(|| Buffers::new(&self.decoder, rows.next_power_of_two().clamp(16, MAX_ROWS)))
+        let large_enough = {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(|buffers| buffers.rows >= rows);
+            idle.pop()
+        };
+        large_enough.unwrap_or_else(|| Buffers::new(&self.decoder, rows.next_power_of_two().clamp(16, MAX_ROWS)))
     }
 }

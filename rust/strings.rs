@@ -49,3 +49,19 @@ impl<S: AsRef<str>> FromIterator<S> for Strings {
         all
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_come_back_as_they_went_in() {
+        let all = ["", "a", "", "né", ""];
+        let mut strings: Strings = all[..4].iter().collect();
+        strings.push(all[4]);
+        assert_eq!(strings.len(), 5);
+        assert!(strings.iter().eq(all));
+        assert_eq!((strings.get(3), strings.get(5)), (Some("né"), None));
+        assert!(Strings::EMPTY.is_empty() && !strings.is_empty());
+    }
+}

@@ -20,7 +20,7 @@ class ModelSpec:
     """What a test model is like; every option of `write_model` with its default.
 
     Widths are 64 (256 for the K-quants, whose rows are whole blocks of 256 weights); the
-    feed-forward width is no power of two, so that edges of tiles are met.
+    feed-forward width is no power of two.
     """
 
     quant: str = "F32"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fake_engine import Scripted, toy_llama
-from specrs import FixedLength, Llama
+from specrs import Chain, FixedLength, Llama
 from specrs.bench import PROMPTS, Contestant, Figures, Prompt, compare, read_prompts, record, table
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +21,20 @@ SPEC_BENCH = ROOT / "tests" / "data" / "spec_bench_60.jsonl"
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Llama:
     return toy_llama(monkeypatch, tmp_path / "toy", n_ctx=256, order=1, end_ids=[])
+
+
+def test_drafters_see_the_prompt_before_the_clock_runs(llm: Llama) -> None:
+    calls: list[tuple[list[int], int]] = []
+
+    class Watching:
+        def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+            calls.append((list(tokens), k))
+            return []
+
+    chain = Contestant(Chain(Watching(), Watching()), lambda: FixedLength(3))
+    compare(llm, {"chain": chain}, [Prompt("a", [5, 6, 7])], max_tokens=4, rounds=1)
+    assert calls[:2] == [([5, 6, 7], 1)] * 2
+    assert all(k == 3 for _, k in calls[2:4])
 
 
 def test_figures_of_a_known_drafter(llm: Llama) -> None:

@@ -41,6 +41,15 @@ def test_any_number_of_rows(load: Load, quant: str) -> None:
 
 
 @pytest.mark.usefixtures("two_cpus")
+@pytest.mark.parametrize("n_ff", [72, 80])
+def test_incomplete_tiles(tiny: Callable[..., Path], threads: int, n_ff: int) -> None:
+    model = Model(tiny(n_ff=n_ff, seed=1), threads=threads)
+    tokens = random_ids(model, 40)
+    wanted = model.session().forward_all_positions(tokens)
+    for rows in (1, 3, 17):
+        assert_same_bits(model.session().forward_all_positions(tokens[:rows]), wanted[:rows])
+
+
 @pytest.mark.parametrize("quant", QUANT_TYPES)
 def test_one_and_two_threads(tiny: Callable[..., Path], quant: str) -> None:
     one, two = (Model(tiny(quant=quant, seed=1), threads=threads) for threads in (1, 2))

@@ -78,6 +78,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention.key_length": {"head_dim": 32},
     "attention.key_length, quantised": {"head_dim": 32, "quant": "Q8_0"},
     "odd number of blocks": {"n_embd": 96, "n_head": 3, "n_head_kv": 1, "quant": "Q4_0"},
+    "odd number of tiles": {"n_ff": 80},
+    "incomplete tile": {"n_ff": 72},
     "rope.freq_base": {"rope_base": 500000.0},
     "linear scaling": {"rope_linear": 4.0},
     "rope_freqs": {"rope_freqs": (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0)},

@@ -59,13 +59,12 @@ fn allow() -> bool {
 /// As [`super::scalar::dot`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    check_dot(tiles, rows, out);
-    if tiles.dtype.is_float() {
+    if tiles.dtype.is_float() || rows.count < FEWEST {
         return avx512::dot(tiles, rows, out);
     }
+    check_dot(tiles, rows, out);
     match rows.count {
-        ..FEWEST => avx512::dot(tiles, rows, out),
-        FEWEST..=BLOCK => with_layout!(tiles.dtype, dot_stream::<_>(tiles, rows, out)),
+        ..=BLOCK => with_layout!(tiles.dtype, dot_stream::<_>(tiles, rows, out)),
         _ => with_layout!(tiles.dtype, dot_panels::<_>(tiles, rows, out)),
     }
 }

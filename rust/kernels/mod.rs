@@ -111,7 +111,7 @@ impl Kernels {
         has.then_some(table!("avx512-vnni", avx512))
     }
 
-    /// AMX for products and AVX-512 for all else, if this CPU has them and the system allows it.
+    /// AMX for products of many rows and AVX-512 for all else, if this CPU has them and the system allows it.
     #[cfg(target_arch = "x86_64")]
     pub fn amx() -> Option<Self> {
         (Self::avx512().is_some() && amx::available()).then_some(table!("amx", amx))
@@ -142,27 +142,20 @@ impl Kernels {
     /// # Errors
     /// [`Error::Argument`] if it is unknown or this CPU cannot run it.
     pub fn by_name(name: &str) -> Result<Self> {
-        let found = match name {
-            "scalar" => Some(Self::scalar()),
-            #[cfg(target_arch = "x86_64")]
-            "avx2" => Self::avx2(),
-            #[cfg(target_arch = "x86_64")]
-            "avxvnni" => Self::avxvnni(),
-            #[cfg(target_arch = "x86_64")]
-            "avx512" => Self::avx512(),
-            #[cfg(target_arch = "x86_64")]
-            "amx" => Self::amx(),
-            _ => None,
+        let available = Self::available();
+        if let Some(kernels) = available.iter().find(|kernels| kernels.short_name() == name) {
+            return Ok(*kernels);
+        }
+        let names: Vec<_> = available.iter().map(Self::short_name).collect();
+        let fault = match ["avx2", "avxvnni", "avx512", "amx"].contains(&name) {
+            true => "not available on this CPU",
+            false => "unknown",
         };
-        found.ok_or_else(|| {
-            let available = Self::available();
-            let names: Vec<_> = available.iter().filter_map(|k| k.name.split('-').next()).collect();
-            let fault = match ["scalar", "avx2", "avxvnni", "avx512", "amx"].contains(&name) {
-                true => "not available on this CPU",
-                false => "unknown",
-            };
-            Error::Argument(format!("SPECRS_KERNELS={name} is {fault}; available: {}", names.join(", ")))
-        })
+        Err(Error::Argument(format!("SPECRS_KERNELS={name} is {fault}; available: {}", names.join(", "))))
+    }
+
+    fn short_name(&self) -> &'static str {
+        self.name.split('-').next().unwrap_or(self.name)
     }
 
     /// The name shown to users, such as `avx512-vnni`.

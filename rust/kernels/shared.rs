@@ -5,7 +5,7 @@
 //! cannot see barriers, so this file states the contract once and keeps the `unsafe` that relies on it.
 
 use bytemuck::Zeroable;
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(crate) struct Shared<T> {
 enum Memory<T> {
     Heap(Box<[UnsafeCell<T>]>),
     /// Of so many elements.
-    Mapped(MmapMut, usize),
+    Mapped(MmapRaw, usize),
 }
 
 /// Fewest bytes for which a mapping is worth its system calls.
@@ -38,7 +38,7 @@ impl<T: Copy + Zeroable> Shared<T> {
     pub fn mapped(len: usize) -> Self {
         let bytes = len * size_of::<T>();
         let map = (bytes >= MAPPED).then(|| MmapMut::map_anon(bytes).ok()).flatten();
-        map.map_or_else(|| Self::zeroed(len), |map| Self { memory: Memory::Mapped(map, len) })
+        map.map_or_else(|| Self::zeroed(len), |map| Self { memory: Memory::Mapped(map.into(), len) })
     }
 
     fn cells(&self) -> &[UnsafeCell<T>] {
@@ -46,7 +46,7 @@ impl<T: Copy + Zeroable> Shared<T> {
             Memory::Heap(cells) => cells,
             // SAFETY: the mapping has room for so many elements, starts at a page and was filled with zeros, which are
             // values of `T`. References to it are only made from these cells.
-            Memory::Mapped(map, len) => unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), *len) },
+            Memory::Mapped(map, len) => unsafe { std::slice::from_raw_parts(map.as_mut_ptr().cast(), *len) },
         }
     }
 
@@ -81,5 +81,25 @@ impl<T: Copy + Zeroable> Shared<T> {
         let cells = &self.cells()[range];
         // SAFETY: `UnsafeCell` allows mutation behind `&self`; by the contract this is the only reference.
         unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), cells.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_and_large_buffers_are_alike() {
+        for bytes in [0, 2, MAPPED - 2, MAPPED, MAPPED + 2, 3 * MAPPED] {
+            let shared = Shared::<u16>::mapped(bytes / 2);
+            assert_eq!(shared.len(), bytes / 2);
+            assert_eq!(matches!(shared.memory, Memory::Mapped(..)), bytes >= MAPPED);
+            assert!(shared.read(0..shared.len()).iter().all(|&value| value == 0));
+            if let Some(last) = shared.len().checked_sub(1) {
+                shared.write(last..last + 1)[0] = 7;
+                assert_eq!(shared.read(last..last + 1), [7]);
+                assert_eq!(shared.into_vec().last(), Some(&7));
+            }
+        }
     }
 }

@@ -38,7 +38,7 @@ enum Fill {
 }
 
 /// Tiles that a test multiplies in one call.
-const TILES: usize = 2;
+const TILES: usize = 3;
 
 struct TileBytes {
     dtype: GgmlType,
@@ -267,6 +267,26 @@ fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
 }
 
 #[test]
+fn what_is_no_number_does_not_hide_the_others() {
+    let bits = |group: ActivationGroup| {
+        (group.quants, [group.scale, group.sum, group.sums[0], group.sums[1]].map(f32::to_bits), group.negative_sums)
+    };
+    for places in [&[0][..], &[15], &[16], &[31], &[3, 19]] {
+        for strange in [f32::NAN, -f32::NAN] {
+            let mut values: [f32; GROUP] = std::array::from_fn(|i| i as f32 - 12.0);
+            places.iter().for_each(|&i| values[i] = strange);
+            for kernels in Kernels::available() {
+                let (mut got, mut expected) = ([ActivationGroup::default()], [ActivationGroup::default()]);
+                quantize(&kernels, &values, &mut got);
+                quantize(&Kernels::scalar(), &values, &mut expected);
+                assert_eq!(bits(got[0]), bits(expected[0]), "{kernels:?} {places:?}");
+                assert!(got[0].scale > 0.1);
+            }
+        }
+    }
+}
+
+#[test]
 fn exp_is_within_two_ulp() {
     for i in -87_000..88_000 {
         let x = i as f32 * 1e-3;
@@ -399,7 +419,14 @@ fn screening_hides_no_value() {
 
 #[test]
 fn an_instruction_set_is_chosen_by_name() {
-    assert_eq!(Kernels::by_name("scalar").unwrap().name(), "scalar");
+    for kernels in Kernels::available() {
+        let short = kernels.name().split('-').next().unwrap();
+        assert_eq!(Kernels::by_name(short).unwrap().name(), kernels.name());
+    }
+    for name in ["scalar", "avx2", "avxvnni", "avx512", "amx"] {
+        let refused = Kernels::by_name(name).err().map(|error| error.to_string());
+        assert!(refused.is_none_or(|error| error.contains("not available on this CPU")), "{name}");
+    }
     let error = Kernels::by_name("sse9").unwrap_err().to_string();
     assert!(error.contains("unknown") && error.contains("scalar"), "{error}");
 }

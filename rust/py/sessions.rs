@@ -2,7 +2,7 @@
 
 use super::attention::prompt;
 use super::convert::{token_ids, Count};
-use super::interruptible;
+use super::{interruptible, lock};
 use crate::cache::PAGE;
 use crate::error::{Error, Result};
 use crate::{saved, session};
@@ -10,7 +10,7 @@ use numpy::{PyArray1, PyArray2, PyArray3, PyArrayMethods, PyUntypedArrayMethods}
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 #[pyclass(frozen, module = "specrs._specrs", name = "Snapshot")]
@@ -25,50 +25,62 @@ impl PySnapshot {
 
 /// How often a call looks whether another thread's call on the same session is done.
 const LOCK_INTERVAL: Duration = Duration::from_micros(200);
+/// No process.
+const NOBODY: u32 = 0;
 
-/// Calls from several threads wait for each other on the lock, without the GIL.
+/// Calls from several threads wait for each other, without the GIL.
 #[pyclass(frozen, module = "specrs._specrs", name = "Session")]
 pub struct PySession {
+    /// The process of the call that uses the session. After a fork in the middle of another thread's call the child
+    /// finds its parent here, and not the thread that would end the call.
+    user: AtomicU32,
     session: Mutex<session::Session>,
-    /// The process that locked it last.
-    process: AtomicU32,
+}
+
+/// A session in use by this call.
+struct InUse<'a> {
+    session: MutexGuard<'a, session::Session>,
+    /// Dropped after the lock.
+    _user: User<'a>,
+}
+
+struct User<'a>(&'a AtomicU32);
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        self.0.store(NOBODY, Ordering::Release);
+    }
 }
 
 impl From<session::Session> for PySession {
     fn from(session: session::Session) -> Self {
-        Self { session: Mutex::new(session), process: AtomicU32::new(std::process::id()) }
+        Self { user: AtomicU32::new(NOBODY), session: Mutex::new(session) }
     }
 }
 
 impl PySession {
-    /// Waits for the session; whoever holds it may compute for long, so signals are heard meanwhile.
-    ///
-    /// After a fork in the middle of another thread's call the child has the lock but not the thread.
-    fn lock(&self, poll: &mut dyn FnMut() -> bool) -> Result<MutexGuard<'_, session::Session>> {
-        const SURE: u32 = 50; // looks; whoever has just locked it has not written that down yet
-        let (process, mut foreign) = (std::process::id(), 0);
-        let session = loop {
-            match self.session.try_lock() {
-                Ok(session) => break session,
-                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) if poll() => return Err(Error::Interrupted),
-                Err(TryLockError::WouldBlock) if foreign == SURE => {
-                    return Err(Error::Argument(
-                        "the session was in use by another thread when this process was forked, and that thread is \
-                         not here to finish; make a new session in the child, or fork between calls"
-                            .to_owned(),
-                    ));
-                }
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_INTERVAL),
+    /// Waits for the session; whoever uses it may compute for long, so signals are heard meanwhile.
+    fn lock(&self, poll: &mut dyn FnMut() -> bool) -> Result<InUse<'_>> {
+        let process = std::process::id();
+        while let Err(user) = self.user.compare_exchange(NOBODY, process, Ordering::Acquire, Ordering::Relaxed) {
+            if user != process {
+                return Err(Error::Argument(
+                    "the session was in use by another thread when this process was forked, and that thread is not \
+                     here to finish; make a new session in the child, or fork between calls"
+                        .to_owned(),
+                ));
             }
-            foreign += u32::from(self.process.load(Ordering::Relaxed) != process);
-        };
-        self.process.store(process, Ordering::Relaxed);
-        Ok(session)
+            if poll() {
+                return Err(Error::Interrupted);
+            }
+            std::thread::sleep(LOCK_INTERVAL);
+        }
+        let user = User(&self.user);
+        Ok(InUse { session: lock(&self.session), _user: user })
     }
 
     fn with<T: Send>(&self, py: Python<'_>, f: impl FnOnce(&mut session::Session) -> Result<T> + Send) -> PyResult<T> {
-        interruptible(py, |poll| f(&mut *self.lock(poll)?))
+        interruptible(py, |poll| f(&mut self.lock(poll)?.session))
     }
 
     /// Logits of the last `positions` tokens, or of all.
@@ -83,7 +95,7 @@ impl PySession {
         let tokens = token_ids(tokens)?;
         let positions = positions.unwrap_or(tokens.len());
         let (logits, n_vocab) = interruptible(py, |poll| {
-            let mut session = self.lock(poll)?;
+            let session = &mut self.lock(poll)?.session;
             let logits = session.forward(&tokens, positions, poll)?;
             Ok((logits, session.model().config().n_vocab))
         })?;
@@ -127,7 +139,7 @@ impl PySession {
 
     fn choose_last(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, positions: Count) -> PyResult<Vec<Option<u32>>> {
         let tokens = token_ids(tokens)?;
-        interruptible(py, |poll| self.lock(poll)?.choose(&tokens, positions.0, poll))
+        interruptible(py, |poll| self.lock(poll)?.session.choose(&tokens, positions.0, poll))
     }
 
     #[pyo3(signature = (
@@ -150,7 +162,7 @@ impl PySession {
         let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
         let mut failed = None;
         let result = interruptible(py, |poll| {
-            let mut session = self.lock(poll)?;
+            let session = &mut self.lock(poll)?.session;
             let mut report = |done: usize| match &progress {
                 None => true,
                 Some(progress) => Python::attach(|py| {

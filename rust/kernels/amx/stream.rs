@@ -4,13 +4,14 @@
 use super::super::avx512::{self, GroupWeights, ScaleReader};
 use super::super::layout::*;
 use super::unit::{Products, Quants, Unit};
-use super::{signed_quants, BLOCK};
+use super::{signed_quants, BLOCK, FEWEST};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// As [`super::dot`] for quantised weights and [`super::FEWEST`] to [`BLOCK`] rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn dot_stream<L: Layout>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    const { assert!(FEWEST == 9) };
     match rows.count {
         9 => dot_rows::<L, 9>(tiles, rows, out),
         10 => dot_rows::<L, 10>(tiles, rows, out),
@@ -52,7 +53,7 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
     let all = Tile { dtype, groups: tiles.count * groups, quants, scales };
     let mut scales = ScaleReader::<L>::new(scales);
     let unit = Unit::configured(GROUP / PARTS, M % BLOCK);
-    // Where the groups are kept meanwhile: one is scaled while the next is multiplied and the one after it unpacked.
+    // Three groups are on their way: one is scaled while the next is multiplied and the one after it unpacked.
     let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; 4];
     let mut products = [Products::zero(), Products::zero()];
     let mut acc = [_mm512_setzero_ps(); M];

@@ -66,8 +66,8 @@ pub(super) fn add_products_vnni<L: Layout, const M: usize>(
         let q = quants(j);
         for m in 0..M {
             let a = _mm256_set1_epi32(i32::from_le_bytes(words[m][j]));
-            // SAFETY: the CPU has the instruction, as whoever called `dot_with` for it promised; it touches no memory.
-            // An intrinsic would keep this from being inlined into functions that do without.
+            // SAFETY: `VNNI` is true only below `dot_with`, whose caller promised that the CPU has the instruction; it
+            // touches no memory. An intrinsic would keep this from being inlined into functions that do without.
             unsafe {
                 asm!(
                     "{{vex}} vpdpbusd {dot}, {q}, {a}",

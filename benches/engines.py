@@ -306,7 +306,8 @@ def main() -> None:
     def say(value: Any) -> None:
         print(json.dumps(value), file=out, flush=True)
 
-    importlib.import_module(MODULES[name])
+    for module in (MODULES[name], "numpy"):
+        importlib.import_module(module)
     before = resident_bytes()
     try:
         engine = ENGINES[name](model, int(threads), int(n_ctx[0]) if n_ctx else N_CTX)

@@ -75,6 +75,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Name, type, shape and bytes of a tensor.
 type TensorRow<'a, 'py> = (&'a str, &'a str, Bound<'py, PyTuple>, usize);
 
+/// The header of a GGUF file (all parts of a split one); nothing is loaded.
 #[pyclass(frozen, module = "specrs._specrs", name = "GgufFile")]
 struct PyGgufFile(GgufFile);
 
@@ -90,6 +91,7 @@ impl PyGgufFile {
         self.0.version()
     }
 
+    /// Bytes of all parts.
     #[getter]
     fn size(&self) -> u64 {
         self.0.size()
@@ -100,10 +102,12 @@ impl PyGgufFile {
         metadata_dict(py, self.0.metadata())
     }
 
+    /// Names of the tensors that a model does not use; GgufError if the file holds no Llama.
     fn ignored_tensors(&self) -> PyResult<Vec<&str>> {
         Ok(ignored_tensors(&self.0, &Config::from_gguf(&self.0)?))
     }
 
+    /// Name, type, shape (rows first) and bytes of every tensor, in file order.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<TensorRow<'_, 'py>>> {
         let row = |tensor: &'_ crate::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
@@ -111,6 +115,7 @@ impl PyGgufFile {
     }
 }
 
+/// A loaded model; immutable, shared by its sessions and safe to use from several threads.
 #[pyclass(frozen, module = "specrs._specrs", name = "Model")]
 struct PyModel {
     model: Arc<session::Model>,
@@ -162,6 +167,7 @@ impl PyModel {
         self.model.device()
     }
 
+    /// The chosen kernel set, such as "avx512-vnni"; "candle" on the candle engine.
     #[getter]
     fn kernels(&self) -> &str {
         self.model.engine().kernels()
@@ -172,16 +178,19 @@ impl PyModel {
         metadata_dict(py, &self.metadata)
     }
 
+    /// Resident bytes of the weights.
     #[getter]
     fn weight_bytes(&self) -> usize {
         self.model.engine().weight_bytes()
     }
 
+    /// Positions the model was trained for: the largest `n_ctx`.
     #[getter]
     fn n_ctx_train(&self) -> usize {
         self.model.config().n_ctx_train
     }
 
+    /// Passes over the weights so far, and how many of them ran on fewer threads than `threads`.
     #[getter]
     fn passes(&self) -> (u64, u64) {
         self.model.engine().passes()
@@ -209,6 +218,7 @@ impl PyModel {
         PySession::from(session::Session::new(self.model.clone()))
     }
 
+    /// Read a session written by `Session.save`; ValueError if it is damaged or of another model.
     fn load_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<PySession> {
         Ok(PySession::from(py.detach(|| saved::load(self.model.clone(), &path))?))
     }

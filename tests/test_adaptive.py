@@ -193,7 +193,7 @@ def test_costs_of_forwards_and_drafting_are_measured() -> None:
 def test_the_prompt_teaches_nothing() -> None:
     policy = AdaptiveLength()
     policy.update(step(4, 4, evaluated=500, verify_seconds=2.0))
-    assert policy.explain().endswith("Nothing was drafted yet.")
+    assert policy.explain() == "Nothing was measured yet."
 
 
 def test_it_explains_itself() -> None:

@@ -13,6 +13,7 @@ import specrs
 from bits import random_ids
 from specrs import cli
 from specrs.attention import Antidiagonal, BlockMean, DenseBelow, SinkWindow, compare
+from specrs.fidelity import check_heat_map
 
 TEXT = "Every evening the keeper climbed the steps to light the great lamp. " * 30
 
@@ -74,8 +75,15 @@ def test_the_heat_map_needs_matplotlib(
     report = compare(llm, random_ids(llm._model, 200), SinkWindow(window=64), new_tokens=1)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
+    with pytest.raises(ValueError, match="pip install matplotlib"):
         report.save_heat_map(tmp_path / "kept.png")
+
+
+@pytest.mark.parametrize(("name", "fault"), [("kept.txt", "end in"), ("no/kept.png", "folder")])
+def test_where_a_heat_map_can_go(tmp_path: Path, name: str, fault: str) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match=fault):
+        check_heat_map(tmp_path / name)
 
 
 def sparse_check(

@@ -65,7 +65,7 @@ class Draft:
         ({"prompt": []}, ValueError, "prompt is empty"),
         ({"prompt": ""}, ValueError, "prompt is empty"),
         ({"prompt": [3, 1.0]}, TypeError, r"prompt\[1\] must be a token id, not 1.0"),
-        ({"prompt": ["hello"]}, TypeError, r"prompt\[0\] must be a token id, not 'hello'"),
+        ({"prompt": ["hello"]}, TypeError, "one text or token ids; call once for each text"),
         ({"prompt": [[3]]}, TypeError, r"prompt\[0\] must be a token id, not \[3\]"),
         ({"prompt": [True]}, TypeError, r"prompt\[0\] must be a token id, not True"),
         ({"prompt": {3, 4}}, TypeError, "prompt must be text or token ids, not set"),

@@ -42,6 +42,7 @@ PYTHON_ORDER = [
     "bench",
     "__init__",
     "display",
+    "options",
     "cli",
     "__main__",
 ]

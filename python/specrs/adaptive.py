@@ -223,6 +223,8 @@ class AdaptiveLength:
 
     def explain(self) -> str:
         """Say in words what was measured and what follows from it."""
+        if self._observe is not None and not getattr(self.cost, "measurements", 1):
+            return "Nothing was measured yet."
         plain = self.cost(1)
         measured = f", measured {m} times" if (m := getattr(self.cost, "measurements", 0)) else ""
         curve = ", ".join(f"{rows}: {self.cost(rows) / plain:.2f}" for rows in (2, 4, 8, 16))

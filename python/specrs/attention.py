@@ -284,7 +284,10 @@ def parse(text: str) -> Attention:
             case ast.Call(func=ast.Name(id=kind), args=args, keywords=keywords):
                 named = {str(keyword.arg): build(keyword.value) for keyword in keywords}
                 return classes[kind](*map(build, args), **named)
-        return ast.literal_eval(node)
+        try:
+            return ast.literal_eval(node)
+        except ValueError:  # not one of a pattern, whose words say what is wrong with it
+            raise SyntaxError(text) from None
 
     try:
         pattern = build(ast.parse(text, mode="eval").body)

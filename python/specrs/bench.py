@@ -123,7 +123,13 @@ def read_prompts(
     if path is None:
         rows = [{"task": task, "prompt": text} for task, text in PROMPTS.items()]
     else:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows = [{"task": row["task"], "prompt": row["prompt"]} for row in rows]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f'{path} is no file of prompts, JSON lines with "task" and "prompt" ({error!r})'
+            ) from None
     by_task: dict[str, list[str]] = {}
     for row in rows:
         by_task.setdefault(row["task"], []).append(row["prompt"])

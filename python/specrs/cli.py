@@ -10,13 +10,14 @@ from collections import defaultdict
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 import specrs
 
 from .display import progress_bar, readable_bytes, shortened, summary
+from .options import biases_of, check_max_tokens, given, seed_of, stdin_text, text_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,13 +69,14 @@ def pull(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    model: Model,
     n_ctx: NCtx = None,
     threads: Threads = None,
 ) -> None:
     """Show what is in a model file and what it needs in memory."""
     from ._specrs import GgufFile
 
+    file = specrs.pull(model)
     header = GgufFile(file)
     print(f"{file}: GGUF v{header.version}, {readable_bytes(header.size)}")
     print("\nMetadata")
@@ -88,7 +90,7 @@ def inspect(
         print(f"  {kind:<7}{len(sizes):>6}  {readable_bytes(sum(sizes)):>10}")
     if ignored := header.ignored_tensors():
         print(f"  not used: {shortened(ignored)}")
-    llm = specrs.Llama(file, **_given(n_ctx=n_ctx, threads=threads))
+    llm = specrs.Llama(file, **given(n_ctx=n_ctx, threads=threads))
     cache = llm.cache_bytes_per_token * llm.n_ctx
     print("\nMemory")
     print(f"  weights           {readable_bytes(llm.weight_bytes):>10}")
@@ -131,7 +133,7 @@ def generate(
 ) -> None:
     """Generate text after a prompt."""
     sampling = specrs.Sampling(
-        **_given(
+        **given(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -139,17 +141,20 @@ def generate(
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            logit_bias=_biases(logit_bias),
-            seed=None if seed is None else _seed(seed),
+            logit_bias=biases_of(logit_bias),
+            seed=None if seed is None else seed_of(seed),
         )
     )
+    if not sampling.temperature and given(a=top_k, b=top_p, c=min_p, d=seed):
+        note = "--top-k, --top-p, --min-p and --seed do nothing without --temperature"
+        print(f"specrs: {note}", file=sys.stderr)
     if seed == "random":
         sampling = replace(sampling, seed=None)
-    computing = _given(threads=threads, device=device)  # of a draft model too
-    loading = _given(n_ctx=n_ctx) | computing
-    lookup = _given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
-    small = _given(p_min=p_min)
-    either = _given(num_draft_tokens=num_draft_tokens)
+    computing = given(threads=threads, device=device)  # of a draft model too
+    loading = given(n_ctx=n_ctx) | computing
+    lookup = given(max_ngram_size=max_ngram_size, min_ngram_size=min_ngram_size)
+    small = given(p_min=p_min)
+    either = given(num_draft_tokens=num_draft_tokens)
     if drafter and draft_model:
         raise ValueError("--drafter and --draft-model exclude each other")
     if lookup and drafter is not DrafterName.prompt_lookup:
@@ -161,11 +166,10 @@ def generate(
     if draft_length is not None and not (drafter or draft_model):
         raise ValueError("--draft-length needs --drafter or --draft-model")
     length = None if draft_length is None else specrs.FixedLength(draft_length)
-    if max_tokens is not None and max_tokens < 0:
-        raise ValueError(f"--max-tokens must be 0 or more, not {max_tokens}")
+    check_max_tokens(max_tokens)
     pattern = None if attention is None else specrs.attention.parse(attention)
     path = specrs.pull(model)
-    text = _stdin() if prompt is None else prompt
+    text = stdin_text() if prompt is None else prompt
     chosen: specrs.Drafter | None = None
     if drafter is DrafterName.prompt_lookup:
         chosen = specrs.PromptLookup(**lookup, **either)
@@ -176,7 +180,7 @@ def generate(
         chosen = specrs.DraftModel(draft_llm, **small, **either)
 
     llm = specrs.Llama(path, **loading)
-    options = _given(
+    options = given(
         max_tokens=max_tokens,
         stop=stop,
         drafter=chosen,
@@ -214,11 +218,12 @@ def demo(
     """Decode one prompt plainly and speculatively; exit with 1 unless both results are the same."""
     from rich.console import Console
 
+    check_max_tokens(max_tokens)
     note = Console(stderr=True)
-    llm = specrs.Llama(specrs.pull("smollm2-135m"), **_given(threads=threads))
+    llm = specrs.Llama(specrs.pull("smollm2-135m"), **given(threads=threads))
     note.print(f"SmolLM2-135M-Instruct, {llm.kernels}, {llm.threads} threads")
     messages = [{"role": "user", "content": DEMO_PROMPT}]
-    options = _given(max_tokens=max_tokens)
+    options = given(max_tokens=max_tokens)
     llm.chat(messages, max_tokens=8)  # the first run after loading is slower
 
     out = Console(highlight=False, soft_wrap=True)
@@ -245,15 +250,20 @@ def sparse_check(
     attention: Annotated[
         str, typer.Option(help="auto, or a pattern such as 'SinkWindow(window=512)'.")
     ] = "auto",
-    heat_map: Annotated[Path | None, typer.Option(help="Draw the kept blocks: a PNG.")] = None,
+    heat_map: Annotated[Path | None, typer.Option(help="Draw what was kept (matplotlib).")] = None,
     max_tokens: Annotated[int, typer.Option(help="Greedy tokens to compare.")] = 32,
     n_ctx: NCtx = None,
     threads: Threads = None,
 ) -> None:
     """Compare sparse with exact prefill of a text: fidelity, density, speed, greedy tokens."""
+    from .fidelity import check_heat_map
+
     pattern = specrs.attention.parse(attention)
-    llm = specrs.Llama(specrs.pull(model), **_given(n_ctx=n_ctx, threads=threads))
-    ids = llm.tokenize(file.read_text(encoding="utf-8"))
+    if heat_map is not None:
+        check_heat_map(heat_map)
+    text = text_of(file)
+    llm = specrs.Llama(specrs.pull(model), **given(n_ctx=n_ctx, threads=threads))
+    ids = llm.tokenize(text)
     print(f"{file}: {len(ids):,} tokens; {llm.kernels}, {llm.threads} threads")
     with progress_bar("comparing") as progress:
         report = specrs.attention.compare(
@@ -286,8 +296,8 @@ def bench(
 
     from .bench import Contestant, compare, read_prompts, record, table
 
-    computing = _given(threads=threads, device=device)  # of a draft model too
-    loading = _given(n_ctx=n_ctx) | computing
+    computing = given(threads=threads, device=device)  # of a draft model too
+    loading = given(n_ctx=n_ctx) | computing
     llm = specrs.Llama(specrs.pull(model), **loading)
     contestants = {
         "PromptLookup": Contestant(specrs.PromptLookup()),
@@ -303,7 +313,7 @@ def bench(
         contestants,
         chosen,
         progress=lambda done: print(f"\r{done}/{len(chosen)}", end="", file=sys.stderr, flush=True),
-        **_given(max_tokens=max_tokens, rounds=rounds),
+        **given(max_tokens=max_tokens, rounds=rounds),
     )
     print(file=sys.stderr)
     print(table(results))
@@ -323,48 +333,6 @@ def _show(out: Console, stream: specrs.Stream) -> tuple[list[int], specrs.Stats]
         out.print(Text(chunk.text, "green" if chunk.from_draft else ""), end="")
     out.print("\n")
     return tokens, stream.stats
-
-
-def _stdin() -> str:
-    """Read the prompt from standard input."""
-    if sys.stdin is None:
-        raise ValueError("standard input is closed; give the prompt with --prompt")
-    try:
-        text = sys.stdin.read()
-        text.encode()  # some locales let any byte pass, as a surrogate
-    except UnicodeError as error:
-        raise ValueError(
-            f"standard input is not UTF-8 text ({error}); convert it, or set PYTHONIOENCODING to "
-            f"its encoding"
-        ) from None
-    return text
-
-
-def _seed(text: str) -> int | None:
-    """Read --seed; None for a fresh one."""
-    if text == "random":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"--seed must be a number or random, not {text!r}") from None
-
-
-def _biases(texts: list[str] | None) -> dict[int, float] | None:
-    """Read the ID=NUMBER of every --logit-bias."""
-    biases: dict[int, float] = {}
-    for text in texts or ():
-        token, _, bias = text.partition("=")
-        try:
-            biases[int(token)] = float(bias)
-        except ValueError:
-            raise ValueError(f"--logit-bias must be ID=NUMBER, not {text!r}") from None
-    return biases or None
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Keep the options the user gave; the library knows the defaults of the others."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def main() -> None:

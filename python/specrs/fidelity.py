@@ -11,6 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 
+def check_heat_map(path: str | Path) -> None:
+    """Raise ValueError if no image can be written to `path`, or matplotlib is not installed."""
+    path = Path(path)
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError(
+            "the heat map needs matplotlib; install it with `pip install matplotlib`"
+        ) from None
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"the heat map {path} must end in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise ValueError(f"the heat map {path} needs the folder {path.parent}; make it first")
+
+
 @dataclass(frozen=True)
 class Bucket:
     """How far the sparse logits are from the exact ones at positions `start` to `stop` - 1.
@@ -82,13 +97,10 @@ class Report:
         return next((i for i, (a, b) in enumerate(pairs) if a != b), len(self.dense_tokens))
 
     def save_heat_map(self, path: str | Path) -> None:
-        """Draw the kept blocks, mean of all layers, as an image; needs matplotlib."""
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                "the heat map needs matplotlib; install it with `pip install matplotlib`"
-            ) from None
+        """Draw the kept blocks, mean of all layers, as an image; errors as of `check_heat_map`."""
+        check_heat_map(path)
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.add_subplot()
         image = axes.imshow(self.kept.mean(0), vmin=0, vmax=1, cmap="viridis")
@@ -104,7 +116,8 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"{self.attention}",
-            f"{'positions':>15} {'KL mean':>10} {'KL max':>9} {'top-1':>8} {'perplexity':>21}",
+            f"{'positions':>15} {'KL mean':>10} {'KL max':>9} {'top-1':>8} "
+            f"{'perplexity':>10} {'sparse':>10}",
         ]
         for bucket in self.buckets:
             dense, sparse = np.exp(bucket.dense_loss), np.exp(bucket.sparse_loss)

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ._specrs import Model, Session, Tokenizer
 from .adaptive import AdaptiveLength
-from .arguments import NO_TOKEN_IDS, checked_bool, checked_int, checked_path, checked_text
+from .arguments import (
+    NO_TOKEN_IDS,
+    checked_bool,
+    checked_int,
+    checked_path,
+    checked_positive,
+    checked_text,
+)
 from .attention import Attention
 from .attention import check as check_attention
 from .chat import ChatFormat, Message
@@ -21,6 +28,7 @@ from .costs import MeasuredCost
 from .drafters import Drafter
 from .generate import FinishReason, Step, room, steps
 from .length import LengthPolicy
+from .models import MODELS
 from .sampling import Sampling, TokenLogprob
 from .stats import Stats
 from .text import Chunk, TextWriter
@@ -151,6 +159,12 @@ class Llama:
         device: str = "cpu",
     ) -> None:
         self.path: Path = checked_path("path", path)
+        if str(path) in MODELS and not self.path.exists():
+            raise FileNotFoundError(f"{path}: no such file; take specrs.pull({str(path)!r})")
+        if threads is not None:
+            checked_positive("threads", threads)
+        if n_ctx is not None:
+            checked_positive("n_ctx", n_ctx)
         self._model = Model(path, n_ctx=n_ctx, threads=threads, device=device)
         self.tokenizer: Tokenizer = self._model.tokenizer
         self.n_ctx = self._model.n_ctx
@@ -332,6 +346,8 @@ class Llama:
             room(len(prompt), self.n_ctx, None, self._model.n_ctx_train)
         ids = []
         for i, token in enumerate(islice(prompt, self.n_ctx)):
+            if isinstance(token, str):
+                raise TypeError("prompt must be one text or token ids; call once for each text")
             token = checked_int(f"prompt[{i}]", token, "a token id")
             if not 0 <= token < self.n_vocab:
                 raise ValueError(

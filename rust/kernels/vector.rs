@@ -295,3 +295,6 @@ macro_rules! instantiate_all_but_quantize {
     };
 }
 pub(super) use instantiate_all_but_quantize;
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,7 @@ impl PyPattern {
 
 #[pymethods]
 impl PyPattern {
+    /// What `attention="auto"` stands for.
     #[staticmethod]
     fn auto() -> Self {
         Self(Arc::new(Pattern::auto()))

@@ -27,6 +27,7 @@ impl<'py> FromPyObject<'_, 'py> for OccurrenceName {
     }
 }
 
+/// Where the n-grams of a history occurred; sizes from `min_size` to `max_size`.
 #[pyclass(frozen, module = "specrs._specrs", name = "NgramIndex")]
 pub struct PyNgramIndex(Mutex<ngrams::NgramIndex>);
 
@@ -45,19 +46,23 @@ impl PyNgramIndex {
         lock(&self.0).ids().len()
     }
 
+    /// Forget the history.
     fn clear(&self) {
         lock(&self.0).clear();
     }
 
+    /// Append to the history.
     fn extend(&self, py: Python<'_>, tokens: Vec<u32>) {
         py.detach(|| lock(&self.0).extend(&tokens));
     }
 
+    /// Up to `k` ids that followed the longest final n-gram which occurred before, and its size.
     fn propose(&self, k: Count) -> (Vec<u32>, usize) {
         lock(&self.0).propose(k.0).map_or((Vec::new(), 0), |(ids, n)| (ids.to_vec(), n))
     }
 }
 
+/// How often every string of at most `depth` ids occurs in the texts added; from 2 on.
 #[pyclass(frozen, module = "specrs._specrs", name = "SuffixTree")]
 pub struct PySuffixTree(Arc<RwLock<SuffixTree>>);
 
@@ -72,6 +77,7 @@ impl PySuffixTree {
         self.0.read().unwrap_or_else(PoisonError::into_inner).text().len()
     }
 
+    /// Add a text.
     fn add(&self, py: Python<'_>, tokens: Vec<u32>) {
         py.detach(|| {
             let mut tree = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -81,6 +87,7 @@ impl PySuffixTree {
     }
 }
 
+/// A history whose end is looked up in its own past and in a corpus.
 #[pyclass(frozen, module = "specrs._specrs", name = "SuffixIndex")]
 pub struct PySuffixIndex(Mutex<suffix::SuffixIndex>);
 
@@ -97,14 +104,17 @@ impl PySuffixIndex {
         lock(&self.0).ids().len()
     }
 
+    /// Forget the history.
     fn clear(&self) {
         lock(&self.0).clear();
     }
 
+    /// Append to the history.
     fn extend(&self, py: Python<'_>, tokens: Vec<u32>) {
         py.detach(|| lock(&self.0).extend(&tokens));
     }
 
+    /// The guess of up to `k` ids with the most right ones to expect.
     fn propose(&self, py: Python<'_>, k: Count, min_probability: f32) -> (Vec<u32>, usize, f32) {
         let guess = py.detach(|| lock(&self.0).propose(k.0, min_probability));
         (guess.ids, guess.matched, guess.score)

@@ -9,6 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::sync::Mutex;
 
+/// Chooses the tokens of one sequence and keeps their history; see `specrs.Sampling`.
 #[pyclass(frozen, module = "specrs._specrs", name = "Sampler")]
 pub struct PySampler(Mutex<Sampler>);
 
@@ -62,22 +63,26 @@ impl PySampler {
         lock(&self.0).position()
     }
 
+    /// Append `tokens` to the history.
     fn extend(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
         let tokens = token_ids(tokens)?;
         py.detach(|| lock(&self.0).extend(&tokens));
         Ok(())
     }
 
+    /// Cut the history; ValueError if it is shorter.
     fn truncate(&self, length: Count) -> PyResult<()> {
         Ok(lock(&self.0).truncate(length.0)?)
     }
 
+    /// New logits with penalties and biases applied, as the history demands.
     fn adjust<'py>(&self, py: Python<'py>, logits: Row<'py>) -> Bound<'py, PyArray1<f32>> {
         let mut row = logits.values().to_vec();
         py.detach(|| lock(&self.0).adjust(&mut row));
         PyArray1::from_vec(py, row)
     }
 
+    /// Choose the next token and append it; `adjusted` logits come from `adjust`.
     #[pyo3(signature = (logits, *, adjusted=false))]
     fn pick(&self, py: Python<'_>, logits: Row<'_>, adjusted: bool) -> PyResult<u32> {
         let row = logits.values();
@@ -85,6 +90,7 @@ impl PySampler {
         Ok(py.detach(|| pick(&mut lock(&self.0), row))?)
     }
 
+    /// The log-softmax of `logits` at `token`, and the `count` largest with their ids, descending.
     fn log_probabilities(
         &self,
         py: Python<'_>,

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+/// A frozen state of a session; cheap, and never changed by what the session does later.
 #[pyclass(frozen, module = "specrs._specrs", name = "Snapshot")]
 pub struct PySnapshot(session::Snapshot);
 
@@ -28,7 +29,7 @@ const LOCK_INTERVAL: Duration = Duration::from_micros(200);
 /// No process.
 const NOBODY: u32 = 0;
 
-/// Calls from several threads wait for each other, without the GIL.
+/// The tokens of one sequence with their cached keys and values. Calls from several threads wait for each other.
 #[pyclass(frozen, module = "specrs._specrs", name = "Session")]
 pub struct PySession {
     /// The process of the call that uses the session. After a fork in the middle of another thread's call the child
@@ -105,6 +106,7 @@ impl PySession {
 
 #[pymethods]
 impl PySession {
+    /// The cached ids.
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         self.with(py, |session| Ok(session.tokens().to_vec()))
@@ -114,12 +116,14 @@ impl PySession {
         self.with(py, |session| Ok(session.tokens().len()))
     }
 
+    /// Append `tokens`; logits [n_vocab] after the last of them.
     fn forward<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         let logits = self.logits(py, tokens, Some(1))?;
         let n_vocab = logits.shape()[1];
         logits.reshape([n_vocab])
     }
 
+    /// Append `tokens`; logits [len(tokens), n_vocab] after each of them.
     fn forward_all_positions<'py>(
         &self,
         py: Python<'py>,
@@ -128,6 +132,7 @@ impl PySession {
         self.logits(py, tokens, None)
     }
 
+    /// Append `tokens`; logits [positions, n_vocab] after the last `positions` of them.
     fn forward_last<'py>(
         &self,
         py: Python<'py>,
@@ -137,11 +142,13 @@ impl PySession {
         self.logits(py, tokens, Some(positions.0))
     }
 
+    /// Append `tokens`; the ids with the highest logits after the last `positions` of them.
     fn choose_last(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, positions: Count) -> PyResult<Vec<Option<u32>>> {
         let tokens = token_ids(tokens)?;
         interruptible(py, |poll| self.lock(poll)?.session.choose(&tokens, positions.0, poll))
     }
 
+    /// Append the rest of a prompt; logits [positions, n_vocab] after the last ones.
     #[pyo3(signature = (
         tokens, *, attention=None, positions=Count(1), progress=None, prompt_length=None, kept=None
     ))]
@@ -183,6 +190,7 @@ impl PySession {
         PyArray1::from_vec(py, logits).reshape([positions.0, n_vocab])
     }
 
+    /// The shape of `kept` for `length` more tokens.
     fn kept_shape(&self, py: Python<'_>, length: Count) -> PyResult<(usize, usize, usize)> {
         self.with(py, |session| {
             let blocks = (session.tokens().len() + length.0).div_ceil(PAGE);
@@ -190,16 +198,19 @@ impl PySession {
         })
     }
 
+    /// The positions that were attended to sparsely: start, end and pattern of each span.
     #[getter]
     fn sparse_spans(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize, String)>> {
         let span = |span: &session::Span| (span.positions.start, span.positions.end, span.pattern.to_string());
         self.with(py, |session| Ok(session.spans().iter().map(span).collect()))
     }
 
+    /// Forget all ids from position `length` on; ValueError if the session is shorter.
     fn truncate(&self, py: Python<'_>, length: Count) -> PyResult<()> {
         self.with(py, |session| session.truncate(length.0))
     }
 
+    /// Forget everything.
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |session| {
             session.reset();
@@ -207,19 +218,23 @@ impl PySession {
         })
     }
 
+    /// The state of now, for `restore`.
     fn snapshot(&self, py: Python<'_>) -> PyResult<PySnapshot> {
         self.with(py, |session| Ok(PySnapshot(session.snapshot())))
     }
 
+    /// Go back to `snapshot`; ValueError if it was taken on another model.
     fn restore(&self, py: Python<'_>, snapshot: &PySnapshot) -> PyResult<()> {
         let snapshot = &snapshot.0;
         self.with(py, |session| session.restore(snapshot))
     }
 
+    /// A second session with the same contents; shared memory is copied only where it is written.
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
         self.with(py, |session| Ok(Self::from(session.fork())))
     }
 
+    /// Write the session to a file, atomically.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |session| saved::save(session, &path))
     }

@@ -6,63 +6,76 @@ use crate::{text_stream, tokenizer};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
+/// The tokenizer a GGUF file describes (SPM or BPE).
 #[pyclass(frozen, module = "specrs._specrs", name = "Tokenizer")]
 pub struct PyTokenizer(pub Arc<tokenizer::Tokenizer>);
 
 #[pymethods]
 impl PyTokenizer {
+    /// Number of tokens.
     #[getter]
     fn n_vocab(&self) -> usize {
         self.0.n_vocab()
     }
 
+    /// The beginning-of-sequence id, if there is one.
     #[getter]
     fn bos(&self) -> Option<u32> {
         self.0.bos()
     }
 
+    /// The end-of-sequence id, if there is one.
     #[getter]
     fn eos(&self) -> Option<u32> {
         self.0.eos()
     }
 
+    /// Every id that ends a generation: end of sequence, of turn, of message.
     #[getter]
     fn end_ids(&self) -> Vec<u32> {
         self.0.end_ids().to_vec()
     }
 
+    /// Whether the file wants a beginning-of-sequence token first.
     #[getter]
     fn add_bos(&self) -> bool {
         self.0.add_bos()
     }
 
+    /// The chat template of the file, if there is one.
     #[getter]
     fn chat_template(&self) -> Option<&str> {
         self.0.chat_template()
     }
 
+    /// The ids of `text`.
     #[pyo3(signature = (text, *, add_bos=None, parse_special=false))]
     fn encode(&self, py: Python<'_>, text: &str, add_bos: Option<bool>, parse_special: bool) -> PyResult<Vec<u32>> {
         Ok(py.detach(|| self.0.encode(text, add_bos, parse_special))?)
     }
 
+    /// Text of `tokens`, control tokens left out; bytes that are no UTF-8 become U+FFFD.
     fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
         let tokens = token_ids(tokens)?;
         Ok(py.detach(|| self.0.decode(&tokens))?)
     }
 
+    /// The vocabulary's own string of `id`, for messages and comparisons.
     fn token(&self, id: Count) -> PyResult<&str> {
         Ok(self.0.token(id.id())?)
     }
 
+    /// Whether a token is a mark, never text.
     fn is_control(&self, id: Count) -> PyResult<bool> {
         Ok(self.0.is_control(id.id())?)
     }
 
+    /// Whether `id` is an unused row that only pads the vocabulary.
     fn is_padding(&self, id: Count) -> PyResult<bool> {
         Ok(self.0.is_padding(id.id())?)
     }
 
+    /// A stream for ids that begin a text, or that continue one (a first space then belongs to it).
     #[pyo3(signature = (*, continuing=false))]
     fn stream(&self, continuing: bool) -> PyTextStream {
         let stream = if continuing { text_stream::TextStream::continuing } else { text_stream::TextStream::new };
@@ -70,15 +83,18 @@ impl PyTokenizer {
     }
 }
 
+/// Turns ids into text piece by piece; every piece is whole UTF-8 and the pieces join to `Tokenizer.decode`.
 #[pyclass(frozen, module = "specrs._specrs", name = "TextStream")]
 pub struct PyTextStream(Mutex<text_stream::TextStream>);
 
 #[pymethods]
 impl PyTextStream {
+    /// Text that became complete with `token`, often empty in the middle of a character.
     fn push(&self, token: Count) -> PyResult<String> {
         Ok(lock(&self.0).push(token.id())?)
     }
 
+    /// What was held back: one U+FFFD for each incomplete character.
     fn finish(&self) -> String {
         lock(&self.0).finish()
     }

@@ -1,0 +1,65 @@
+"""What the options and inputs of the command line say; mistakes name the option."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def check_max_tokens(max_tokens: int | None) -> None:
+    """Raise ValueError for a negative --max-tokens."""
+    if max_tokens is not None and max_tokens < 0:
+        raise ValueError(f"--max-tokens must be 0 or more, not {max_tokens}")
+
+
+def stdin_text() -> str:
+    """Read the prompt from standard input."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; give the prompt with --prompt")
+    try:
+        text = sys.stdin.read()
+        text.encode()  # some locales let any byte pass, as a surrogate
+    except UnicodeError as error:
+        raise ValueError(
+            f"standard input is not UTF-8 text ({error}); convert it, or set PYTHONIOENCODING to "
+            f"its encoding"
+        ) from None
+    if not text:
+        raise ValueError("standard input is empty; give the prompt there or with --prompt")
+    return text
+
+
+def seed_of(text: str) -> int | None:
+    """Read --seed; None for a fresh one."""
+    if text == "random":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--seed must be a number or random, not {text!r}") from None
+
+
+def biases_of(texts: list[str] | None) -> dict[int, float] | None:
+    """Read the ID=NUMBER of every --logit-bias."""
+    biases: dict[int, float] = {}
+    for text in texts or ():
+        token, _, bias = text.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise ValueError(f"--logit-bias must be ID=NUMBER, not {text!r}") from None
+    return biases or None
+
+
+def text_of(file: Path) -> str:
+    """Read a file of text."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text ({error})") from None
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Keep the options the user gave; the library knows the defaults of the others."""
+    return {name: value for name, value in options.items() if value is not None}

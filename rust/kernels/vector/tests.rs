@@ -1,0 +1,181 @@
+//! The element-wise kernels and those of attention: their formulas, and equal bits on every instruction set.
+
+use super::SoftmaxState;
+use crate::kernels::layout::*;
+use crate::kernels::tests::{quantize, Random};
+use crate::kernels::{scalar, Kernels};
+use half::f16;
+
+#[test]
+fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
+    let mut random = Random::new(5);
+    for kernels in Kernels::available() {
+        let mut values: Vec<f32> = (0..8 * GROUP).map(|_| random.float() * 100.0).collect();
+        values[..GROUP].fill(0.0);
+        let mut groups = [ActivationGroup::default(); 8];
+        quantize(&kernels, &values, &mut groups);
+        for (group, values) in groups.iter().zip(values.chunks(GROUP)) {
+            for (&q, &v) in group.quants.iter().zip(values) {
+                assert!((f32::from(q) * group.scale - v).abs() <= group.scale * 0.5001);
+            }
+            let sums = [0, 16].map(|at| group.quants[at..at + 16].iter().map(|&q| i32::from(q)).sum::<i32>());
+            assert_eq!(group.negative_sums, sums.map(|s| -s));
+            assert_eq!(group.negative_sum, -(sums[0] + sums[1]));
+            assert_eq!(group.sum, group.scale * (sums[0] + sums[1]) as f32);
+        }
+        let mut expected = [ActivationGroup::default(); 8];
+        quantize(&Kernels::scalar(), &values, &mut expected);
+        assert!(groups == expected);
+    }
+}
+
+#[test]
+fn what_is_no_number_does_not_hide_the_others() {
+    let bits = |group: ActivationGroup| {
+        (group.quants, [group.scale, group.sum, group.sums[0], group.sums[1]].map(f32::to_bits), group.negative_sums)
+    };
+    for places in [&[0][..], &[15], &[16], &[31], &[3, 19]] {
+        for strange in [f32::NAN, -f32::NAN] {
+            let mut values: [f32; GROUP] = std::array::from_fn(|i| i as f32 - 12.0);
+            places.iter().for_each(|&i| values[i] = strange);
+            for kernels in Kernels::available() {
+                let (mut got, mut expected) = ([ActivationGroup::default()], [ActivationGroup::default()]);
+                quantize(&kernels, &values, &mut got);
+                quantize(&Kernels::scalar(), &values, &mut expected);
+                assert_eq!(bits(got[0]), bits(expected[0]), "{kernels:?} {places:?}");
+                assert!(got[0].scale > 0.1);
+            }
+        }
+    }
+}
+
+#[test]
+fn exp_is_within_two_ulp() {
+    for i in -87_000..88_000 {
+        let x = i as f32 * 1e-3;
+        let exact = f64::from(x).exp();
+        let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+        let got = f64::from(super::exp(x));
+        assert!((got - exact).abs() <= 2.0 * ulp, "exp({x}) = {got}, not {exact}");
+        assert!(x > 0.0 || f64::from(super::exp_to_one(x)) == got);
+    }
+    assert_eq!(super::exp(f32::NEG_INFINITY), 0.0);
+    assert_eq!(super::exp_to_one(f32::NEG_INFINITY), 0.0);
+    assert!(super::exp_to_one(f32::NAN).is_nan());
+    assert_eq!(super::exp(0.0), 1.0);
+}
+
+#[test]
+fn element_wise_kernels_have_the_bits_of_the_specification() {
+    let mut random = Random::new(6);
+    // 1, 15 and 17 leave tails of every kind around registers of 16; 576 is a real width.
+    for n in [1, 15, 16, 17, 64, 576] {
+        let mut floats = |n: usize| -> Vec<f32> { (0..n).map(|_| random.float() * 4.0).collect() };
+        let (a, b, gain) = (floats(2 * n), floats(2 * n), floats(2 * n));
+        let run = |k: &Kernels| {
+            let mut out = vec![vec![0.0; 2 * n], a.clone(), a.clone(), a.clone(), a.clone()];
+            k.rms_norm(&a, &gain, 1e-5, &mut out[0]);
+            k.rope(&mut out[1], &b[..n], &gain[..n]);
+            k.swiglu(&mut out[2], &b);
+            k.scale(&mut out[3], 1.7);
+            let state = |max, sum| SoftmaxState { max, sum };
+            let mut states = [state(1.5, 2.0), SoftmaxState::EMPTY];
+            for others in [[state(1.7, 3.0), SoftmaxState::EMPTY], [state(0.2, 1.0), state(0.4, 2.0)]] {
+                k.merge(&mut states, &mut out[4], &others, &b);
+            }
+            out.push(states.iter().flat_map(|state| [state.max, state.sum]).collect());
+            let mut halves = vec![f16::ZERO; 2 * n];
+            k.to_f16(&a, &mut halves);
+            out.push(halves.iter().map(|h| h.to_f32()).collect());
+            out.iter().flatten().map(|v: &f32| v.to_bits()).collect::<Vec<_>>()
+        };
+        for kernels in Kernels::available() {
+            assert_eq!(run(&kernels), run(&Kernels::scalar()), "{kernels:?} {n}");
+        }
+    }
+}
+
+#[test]
+fn rms_norm_and_rope_are_their_formulas() {
+    let mut random = Random::new(7);
+    let x: Vec<f32> = (0..100).map(|_| random.float()).collect();
+    let gain: Vec<f32> = (0..100).map(|_| random.float()).collect();
+    let mut out = vec![0.0; 100];
+    scalar::rms_norm(&x, &gain, 1e-5, &mut out);
+    let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / 100.0;
+    for ((&out, &x), &gain) in out.iter().zip(&x).zip(&gain) {
+        let expected = f64::from(x) / (mean + 1e-5).sqrt() * f64::from(gain);
+        assert!((f64::from(out) - expected).abs() <= expected.abs() * 1e-6);
+    }
+    let mut head = [3.0, 4.0, 1.0, 0.0];
+    scalar::rope(&mut head, &[0.0], &[1.0]);
+    assert_eq!(head, [-4.0, 3.0, 1.0, 0.0], "a quarter turn of the first pair, the rest untouched");
+}
+
+#[test]
+fn attention_kernels_have_the_bits_of_the_specification() {
+    let mut random = Random::new(8);
+    for (depth, columns) in
+        [(64, 64), (16, 64), (64, 16), (80, 64), (64, 80), (128, 64), (64, 128), (48, 112), (144, 32)]
+    {
+        for count in [1, 2, 3, 4, 5, 6, 7, 12, 13, 48] {
+            let a: Vec<f32> = (0..count * depth).map(|_| random.float()).collect();
+            let b: Vec<f16> = (0..depth * columns).map(|_| f16::from_f32(random.float())).collect();
+            let c: Vec<f32> = (0..count * columns).map(|_| random.float()).collect();
+            let run = |k: &Kernels| {
+                let (mut sum, mut product) = (c.clone(), c.clone());
+                k.multiply_f16(count, &a, &b, columns, &mut sum, true);
+                k.multiply_f16(count, &a, &b, columns, &mut product, false);
+                sum.iter().chain(&product).map(|v| v.to_bits()).collect::<Vec<_>>()
+            };
+            for kernels in Kernels::available() {
+                assert_eq!(run(&kernels), run(&Kernels::scalar()), "{kernels:?} {count}x{depth}x{columns}");
+            }
+        }
+    }
+    for valid in [1, 2, 15, 16, 17, 61, 63, 64] {
+        for (count, group) in [(1, 1), (3, 3), (7, 3), (20, 4), (33, 8)] {
+            let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 10.0).collect();
+            let states: Vec<_> = (0..count)
+                .map(|i| if i % 3 == 0 { SoftmaxState::EMPTY } else { SoftmaxState { max: i as f32 - 4.0, sum: 3.0 } })
+                .collect();
+            let run = |k: &Kernels| {
+                let (mut scores, mut states, mut factors) = (scores.clone(), states.clone(), vec![f32::NAN; count]);
+                k.softmax_rows(&mut scores, valid, group, &mut states, &mut factors);
+                let states = states.iter().flat_map(|state| [state.max, state.sum]);
+                scores.iter().copied().chain(states).chain(factors).map(f32::to_bits).collect::<Vec<_>>()
+            };
+            for kernels in Kernels::available() {
+                let got = run(&kernels);
+                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid} {count} {group}");
+                for row in 0..count {
+                    let (start, end) = (row * 64 + (valid + row / group).min(64), (row + 1) * 64);
+                    assert!(got[start..end].iter().all(|&bits| bits == 0));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn screening_hides_no_value() {
+    let mut random = Random::new(9);
+    for kernels in Kernels::available() {
+        for lane in 0..TILE {
+            let mut values: [f32; TILE] = std::array::from_fn(|_| random.float());
+            let norms = [1.0; TILE];
+            let mut low = 5.0;
+            assert!(!kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.0);
+            values[lane] = 4.75;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.0);
+            values[lane] = 6.0;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.5);
+            // What is no number neither hides the others nor is left out.
+            values[(lane + 1) % TILE] = f32::NAN;
+            let mut low = f32::NEG_INFINITY;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 5.5);
+            let mut low = 9.0;
+            assert!(kernels.screen(&values, &norms, 0.5, &mut low) && low == 9.0);
+        }
+    }
+}

@@ -58,6 +58,9 @@ def test_a_report_tells_where_and_how_much_differs(
     assert seen == sorted(seen)
     assert seen[-1] == (2800, 2800)
     assert "density" in str(report)
+    assert "nothing was left out" not in str(report)
+    short = compare(llm, random_ids(llm._model, 500), DenseBelow(512, inner), new_tokens=1)
+    assert "nothing was left out" in str(short)
 
 
 def test_there_must_be_something_to_compare(llm: specrs.Llama) -> None:

@@ -33,7 +33,7 @@ def drawn(row: Row, draws: int, **settings: Any) -> npt.NDArray[np.float64]:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        *[("temperature", value) for value in (-1, float("nan"), float("inf"))],
+        *[("temperature", value) for value in (-1, float("nan"), float("inf"), 10**400)],
         *[("top_p", value) for value in (0, 1.1, -0.5, float("nan"))],
         *[("min_p", value) for value in (-0.1, 1.1, float("nan"))],
         ("top_k", -1),

@@ -62,8 +62,7 @@ class Drafter(Protocol):
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
         """Return at most `k` ids that may follow `tokens`; none is a fine answer.
 
-        `tokens` is the generation's own list, handed over without a copy: read it, neither change
-        nor keep it.
+        `tokens` is one list that grows with the generation: read it, neither change nor keep it.
         """
 
 

@@ -126,6 +126,8 @@ class Report:
                 f"{bucket.kl_max:>9.4f} {bucket.top1:>8.2%} {dense:>10.4f} {sparse:>10.4f}"
             )
         layers = " ".join(f"{density:.0%}" for density in self.density)
+        if min(self.density) == 1:
+            lines.append("nothing was left out: the pattern is exact up to this length")
         lines += [
             f"mean KL {self.kl_mean:.6f} nats, same top-1 {self.top1:.2%}",
             f"density {np.mean(self.density):.1%}; by layer: {layers}",

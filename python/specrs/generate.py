@@ -132,6 +132,7 @@ def steps(
     tokens = list(prompt)
     if len(tokens) == limit:
         return
+    history = list(tokens)  # the drafter's own: what it does to it cannot change the text
     sampling = sampling.seeded()
     picker = Picker(sampling, prompt, logprobs)
     coupled = getattr(drafter, "coupled", None)
@@ -145,7 +146,7 @@ def steps(
         finish_reason: FinishReason | None = None
         while finish_reason is None:
             started = perf_counter()
-            draft = propose(drafter, length, tokens, limit - len(tokens) - 1, n_vocab)
+            draft = propose(drafter, length, history, limit - len(tokens) - 1, n_vocab)
             drafted = perf_counter()
             position, unseen = len(tokens), tokens[len(session) :]
             evaluated = len(unseen) + len(draft)
@@ -167,6 +168,7 @@ def steps(
                         del made[count:]
                         break
                 tokens += made
+                history += made
             finally:
                 # Also after an interrupt: what was rejected, or never committed, is forgotten.
                 session.truncate(min(len(session), len(tokens) - 1))
@@ -250,15 +252,14 @@ def _checked_proposal(drafter: Drafter, tokens: list[int], k: int, n_vocab: int)
     try:
         if isinstance(proposal, NO_TOKEN_IDS):
             raise TypeError
-        draft = Draft(
-            (checked_int("token", token) for token in islice(proposal, k + 1)),
-            drafter=name,
-            matched=checked_int("matched", getattr(proposal, "matched", 0)),
-        )
+        draft = Draft((checked_int("", token) for token in islice(proposal, k + 1)), drafter=name)
     except TypeError:
         raise TypeError(
             f"drafter {name} must propose a sequence of token ids, not {shortened(proposal)}"
         ) from None
+    draft.matched = checked_int(
+        f"drafter {name}: matched, of what it proposes,", getattr(proposal, "matched", 0)
+    )
     if len(draft) > k:
         raise ValueError(f"drafter {name} proposed more than the {k} tokens it was asked for")
     for token in draft:

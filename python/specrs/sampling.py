@@ -100,8 +100,12 @@ class Sampling:
         value = getattr(self, name)
         if not isinstance(value, Real) or isinstance(value, bool):
             raise TypeError(f"{name} must be a number, not {value!r}")
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:  # an int above all floats
+            finite = False
         # NaN fails every comparison but not `lambda _: True`, infinity some of them.
-        if not math.isfinite(value) or not accepts(value):
+        if not finite or not accepts(value):
             raise ValueError(f"{name} must be {wanted}, not {value!r}")
 
     def _check_bias(self) -> None:

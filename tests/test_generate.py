@@ -242,18 +242,6 @@ def meddling(tokens: Sequence[int], _: int) -> list[int]:
     return []
 
 
-def test_a_drafter_that_edits_the_history_in_place_changes_no_text(model: Model) -> None:
-    def editing(tokens: Sequence[int], _: int) -> list[int]:
-        assert isinstance(tokens, list)
-        tokens[0] = (tokens[0] + 1) % 30
-        tokens.append(tokens.pop(0))
-        return []
-
-    session = model.session()
-    assert made(run(session, drafter=Returning(editing))) == plain(model, PROMPT, 20)
-    assert session.tokens == [*PROMPT, *plain(model, PROMPT, 19)]
-
-
 def endless(*_: Any) -> Iterator[int]:
     while True:
         yield 3

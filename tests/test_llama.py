@@ -280,3 +280,18 @@ def test_metadata_and_sizes(llm: Llama) -> None:
     assert (llm.n_ctx, llm.n_vocab, llm.threads) == (64, 30, 1)
     assert (llm.device, llm.kernels) == ("cpu", "toy")
     assert "n_ctx=64" in repr(llm)
+
+
+def test_a_drafter_that_edits_the_history_in_place_changes_no_text(llm: Llama) -> None:
+    class Editing:
+        def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+            assert isinstance(tokens, list)
+            tokens[0] = (tokens[0] + 1) % 30
+            tokens.append(tokens.pop(0))
+            return []
+
+    session = llm.session()
+    wanted = llm.generate([5, 6, 7], max_tokens=8).tokens
+    got = llm.generate([5, 6, 7], max_tokens=8, drafter=Editing(), session=session)
+    assert got.tokens == wanted
+    assert session.tokens == [5, 6, 7, *wanted[:-1]]

@@ -84,7 +84,6 @@ def test_the_heat_map_needs_matplotlib(
 
 @pytest.mark.parametrize(("name", "fault"), [("kept.txt", "end in"), ("no/kept.png", "folder")])
 def test_where_a_heat_map_can_go(tmp_path: Path, name: str, fault: str) -> None:
-    pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match=fault):
         check_heat_map(tmp_path / name)
 

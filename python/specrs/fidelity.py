@@ -14,16 +14,16 @@ import numpy.typing as npt
 def check_heat_map(path: str | Path) -> None:
     """Raise ValueError if no image can be written to `path`, or matplotlib is not installed."""
     path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"the heat map {path} must end in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise ValueError(f"the heat map {path} needs the folder {path.parent}; make it first")
     try:
         import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError(
             "the heat map needs matplotlib; install it with `pip install matplotlib`"
         ) from None
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"the heat map {path} must end in .png, .svg or .pdf")
-    if not path.parent.is_dir():
-        raise ValueError(f"the heat map {path} needs the folder {path.parent}; make it first")
 
 
 @dataclass(frozen=True)

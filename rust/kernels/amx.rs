@@ -69,11 +69,13 @@ pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     }
 }
 
-/// The quants of group `g`, signed, in lane order.
+/// The quants of group `g`, signed, in lane order; asks for later ones.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn signed_quants<L: Layout>(tile: &Tile<'_>, g: usize) -> Quants {
     let offset = _mm512_set1_epi8(L::OFFSET_BITS.map_or(0, |bits| (1u8 << bits) as i8));
-    let quants = avx512::unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
+    let packed = &tile.quants[g * 64 * L::BITS..][..64 * L::BITS];
+    avx512::prefetch(packed);
+    let quants = avx512::unpack::<L>(packed);
     quants.map(|quants| _mm512_sub_epi8(quants, offset))
 }

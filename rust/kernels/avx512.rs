@@ -76,49 +76,38 @@ fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; T
 /// Quants go from memory to registers to products with `M` rows from `first` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
-    assert!(out.len() == M && first + M <= rows.count && first % rows.interleaved + M <= rows.interleaved);
     let mut acc = [_mm512_setzero_ps(); M];
     let mut scales = ScaleReader::<L>::new(tile.scales);
-    for g in 0..tile.groups {
-        prefetch::<L>(tile, g);
+    for (g, (packed, rows)) in tile.quants.chunks_exact(64 * L::BITS).zip(rows.groups_from(first, 0)).enumerate() {
+        prefetch(packed);
         let weights = scales.next(g);
-        let quants = unpack::<L>(&tile.quants[g * 64 * L::BITS..][..64 * L::BITS]);
-        accumulate::<L, M>(&quants, &weights, rows, first, g, &mut acc);
+        let rows = rows.first_chunk().expect("rows of one interleaved set follow each other");
+        accumulate::<L, M>(&unpack::<L>(packed), &weights, rows, &mut acc);
     }
     for (out, acc) in out.iter_mut().zip(acc) {
         store(out, acc);
     }
 }
 
-/// Asks for the quants and scales that will be read [`AHEAD`] and [`SCALES_AHEAD`] bytes after those of group `g`.
+/// Asks for the quants that will be read [`AHEAD`] bytes after `packed`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
-pub fn prefetch<L: Layout>(tile: &Tile<'_>, g: usize) {
-    for line in 0..L::BITS {
-        let at = tile.quants.as_ptr().wrapping_add(g * 64 * L::BITS + 64 * line + AHEAD);
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+pub fn prefetch(packed: &[u8]) {
+    for line in packed.chunks(64) {
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
     }
-    let scales = tile.scales.as_ptr().wrapping_add(g * (tile.scales.len() / tile.groups) + SCALES_AHEAD);
-    _mm_prefetch::<_MM_HINT_T0>(scales.cast());
 }
 
-/// Adds group `g` of the rows from `first` on to the accumulators.
+/// Adds a group of `M` rows to the accumulators.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn accumulate<L: Layout, const M: usize>(
     quants: &[__m512i; 8],
     weights: &GroupWeights,
-    rows: &Rows<'_>,
-    first: usize,
-    g: usize,
+    rows: &[ActivationGroup; M],
     acc: &mut [__m512; M],
 ) {
-    debug_assert!(first + M <= rows.count && g < rows.groups);
-    // SAFETY: `dot` checked that `rows` holds all groups of its rows, and callers pass a group of the tile and rows of
-    // one interleaved set, which follow each other. Checks in here would keep the loop from unrolling.
-    let rows = unsafe { rows.quantised.get_unchecked(rows.at(first, g)..).get_unchecked(..M) };
-    for (m, acc) in acc.iter_mut().enumerate() {
-        let s = &rows[m];
+    for (s, acc) in rows.iter().zip(acc) {
         let (x, _) = s.quants.as_chunks::<4>();
         let scale = _mm512_set1_ps(s.scale);
         if L::SCALE_COLUMNS == GROUP {
@@ -205,10 +194,11 @@ impl<'a, L: Layout> ScaleReader<'a, L> {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(head.as_ptr().cast()) }))
     }
 
-    /// Scales of group `g`; groups are read in order.
+    /// Scales of group `g`; groups are read in order. Asks for those [`SCALES_AHEAD`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     #[inline]
     pub fn next(&mut self, g: usize) -> GroupWeights {
+        _mm_prefetch::<_MM_HINT_T0>(self.rest.as_ptr().wrapping_add(SCALES_AHEAD).cast());
         let mut out = GroupWeights::zero();
         if !L::SUPER_SCALES {
             out.scale[0] = self.f16s();

@@ -314,6 +314,15 @@ impl<'a> Rows<'a> {
         interleaved_at(m, g, self.groups, self.interleaved)
     }
 
+    /// Group after group from `g` on, each with row `m` first and then those that follow it in its interleaved set.
+    ///
+    /// Performance note: an index computed anew for every group costs a division; with `vpdpbusd` that is a fifth of
+    /// the time, with AVX2 nothing.
+    #[inline(always)]
+    pub fn groups_from(&self, m: usize, g: usize) -> std::slice::Chunks<'a, ActivationGroup> {
+        self.quantised[self.at(m, g)..].chunks(self.interleaved)
+    }
+
     /// `count` rows from `first` on, which begins a set of interleaved rows.
     pub fn slice(&self, first: usize, count: usize) -> Rows<'a> {
         assert!(first.is_multiple_of(self.interleaved) && first + count <= self.count);

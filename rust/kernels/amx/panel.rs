@@ -60,7 +60,6 @@ impl Panel {
         self.count = count;
         for i in 0..self.count {
             let g = first + i;
-            avx512::prefetch::<L>(tile, g);
             self.quants[i].write(signed_quants::<L>(tile, g));
             self.weights[i].write(scales.next(g));
         }
@@ -108,31 +107,32 @@ impl Panel {
         first: usize,
         out: &mut [[f32; TILE]],
     ) {
+        assert!(rows.interleaved == BLOCK && start_row.is_multiple_of(BLOCK));
         let (blocks, _) = out.as_chunks_mut::<M>();
         let count = blocks.len();
-        assert!(rows.count >= start_row + M * count && first + self.count <= rows.groups);
-        assert!(rows.interleaved == BLOCK && start_row.is_multiple_of(BLOCK));
-        let start = |at, i: usize, products: &mut Products| {
-            // SAFETY: `rows` holds all groups of its rows, as `check_dot` and the assertions saw to; `unpack` wrote the
-            // first `count` groups.
-            unsafe { unit.multiply::<PARTS, M>(rows, at, self.quants[i].assume_init_ref(), products) }
+        let (groups, _) = rows.quantised.as_chunks::<BLOCK>();
+        // The panel's groups of a block of rows.
+        let of_block = |block: usize| &groups[(start_row / BLOCK + block) * rows.groups + first..][..self.count];
+        let start = |rows: &[ActivationGroup; BLOCK], i: usize, products: &mut Products| {
+            // SAFETY: `unpack` wrote the first `count` groups.
+            unit.multiply::<PARTS, M>(rows, unsafe { self.quants[i].assume_init_ref() }, products);
         };
         let [mut products, mut next_products] = self.products.each_mut();
         if count > 0 {
-            start(rows.at(start_row, first), 0, products);
+            start(&of_block(0)[0], 0, products);
         }
         for (block, out) in blocks.iter_mut().enumerate() {
+            let rows = of_block(block);
+            let next_block = if block + 1 < count { of_block(block + 1).first() } else { None };
             let mut acc: [__m512; M] = std::array::from_fn(|m| avx512::load(&out[m]));
-            for i in 0..self.count {
-                let (next, group) = if i + 1 < self.count { (block, i + 1) } else { (block + 1, 0) };
-                if next < count {
-                    start(rows.at(start_row + M * next, first + group), group, next_products);
+            for (i, group) in rows.iter().enumerate() {
+                match rows.get(i + 1) {
+                    Some(next) => start(next, i + 1, next_products),
+                    None => next_block.into_iter().for_each(|next| start(next, 0, next_products)),
                 }
-                let at = rows.at(start_row + M * block, first + i);
                 // SAFETY: as above.
-                unsafe {
-                    products.add_to::<MINIMA, PARTS, M>(self.weights[i].assume_init_ref(), rows, at, &mut acc);
-                }
+                let weights = unsafe { self.weights[i].assume_init_ref() };
+                products.add_to::<MINIMA, PARTS, M>(weights, group, &mut acc);
                 std::mem::swap(&mut products, &mut next_products);
             }
             for (out, acc) in out.iter_mut().zip(acc) {

@@ -48,6 +48,7 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
     out: &mut [[f32; TILE]],
 ) {
     assert!(rows.count == M && rows.interleaved == BLOCK && rows.groups == tiles.groups);
+    let rows = &rows.quantised.as_chunks().0[..tiles.groups];
     // The groups of consecutive tiles follow each other.
     let Tiles { dtype, groups, quants, scales, .. } = *tiles;
     let all = Tile { dtype, groups: tiles.count * groups, quants, scales };
@@ -57,30 +58,28 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
     let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; 4];
     let mut products = [Products::zero(), Products::zero()];
     let mut acc = [_mm512_setzero_ps(); M];
+    let [mut multiplied, mut scaled] = [rows.iter().cycle(), rows.iter().cycle()];
+    let mut out = out.chunks_exact_mut(M);
+    let mut left = groups;
     for g in 0..all.groups + 2 {
         if g < all.groups {
-            avx512::prefetch::<L>(&all, g);
             unpacked[g % 4].write(Unpacked { quants: signed_quants::<L>(&all, g), weights: scales.next(g) });
         }
         if (1..=all.groups).contains(&g) {
-            let g = g - 1;
-            // SAFETY: the group was unpacked in the last round; `rows` holds all groups of its rows, as `check_dot` and
-            // the assertion above saw to.
-            unsafe {
-                let quants = &unpacked[g % 4].assume_init_ref().quants;
-                unit.multiply::<PARTS, M>(rows, rows.at(0, g % groups), quants, &mut products[g % 2]);
-            }
+            // SAFETY: the group was unpacked in the last round.
+            let Unpacked { quants, .. } = unsafe { unpacked[(g - 1) % 4].assume_init_ref() };
+            let rows = multiplied.next().expect("there are groups");
+            unit.multiply::<PARTS, M>(rows, quants, &mut products[(g - 1) % 2]);
         }
         if g >= 2 {
-            let g = g - 2;
-            // SAFETY: as above, two rounds ago.
-            unsafe {
-                let weights = &unpacked[g % 4].assume_init_ref().weights;
-                products[g % 2].add_to::<MINIMA, PARTS, M>(weights, rows, rows.at(0, g % groups), &mut acc);
-            }
-            if (g + 1).is_multiple_of(groups) {
-                let tile = g / groups;
-                for (out, acc) in out[M * tile..][..M].iter_mut().zip(&mut acc) {
+            // SAFETY: the group was unpacked two rounds ago.
+            let Unpacked { weights, .. } = unsafe { unpacked[(g - 2) % 4].assume_init_ref() };
+            let rows = scaled.next().expect("there are groups");
+            products[g % 2].add_to::<MINIMA, PARTS, M>(weights, rows, &mut acc);
+            left -= 1;
+            if left == 0 {
+                left = groups;
+                for (out, acc) in out.next().expect("every tile has results").iter_mut().zip(&mut acc) {
                     avx512::store(out, std::mem::replace(acc, _mm512_setzero_ps()));
                 }
             }

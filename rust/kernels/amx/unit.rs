@@ -60,28 +60,24 @@ impl Unit {
         Self { columns, rest }
     }
 
-    /// Multiplies a group's quants with the `M` groups of activations from `at` on, 32 / `PARTS` columns at a time.
+    /// Multiplies a group's quants with the first `M` of a block's groups of activations, 32 / `PARTS` columns at a
+    /// time.
     ///
     /// # Panics
     /// If the registers have other shapes.
-    ///
-    /// # Safety
-    /// `rows` must hold the groups of activations.
     #[inline(always)]
-    pub unsafe fn multiply<const PARTS: usize, const M: usize>(
+    pub fn multiply<const PARTS: usize, const M: usize>(
         &self,
-        rows: &Rows<'_>,
-        at: usize,
+        rows: &[ActivationGroup; BLOCK],
         quants: &Quants,
         products: &mut Products,
     ) {
-        debug_assert!(at + M <= rows.quantised.len());
         assert!(self.columns == GROUP / PARTS && (M == BLOCK || M == self.rest));
         for part in 0..PARTS {
             // SAFETY: the 32 / PARTS columns of 16 quants are there, as are those of M groups of activations, a line
             // each, and M rows of products fit.
             unsafe {
-                let activations = rows.quantised.as_ptr().add(at).cast::<i8>().add(part * GROUP / PARTS);
+                let activations = rows.as_ptr().cast::<i8>().add(part * GROUP / PARTS);
                 let quants = quants.as_ptr().cast::<i8>().add(part * GROUP_QUANTS / PARTS);
                 let products = products.0[part].as_mut_ptr();
                 if M == BLOCK {
@@ -113,24 +109,18 @@ impl Products {
         Self([[_mm512_setzero_si512(); BLOCK]; 2])
     }
 
-    /// Scales the products of a group with the `M` groups of activations from `at` on and adds them to `acc`.
-    ///
-    /// # Safety
-    /// `rows` must hold the groups of activations.
+    /// Scales the products of a group with the first `M` of a block's groups of activations and adds them to `acc`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     #[inline]
-    pub unsafe fn add_to<const MINIMA: bool, const PARTS: usize, const M: usize>(
+    pub fn add_to<const MINIMA: bool, const PARTS: usize, const M: usize>(
         &self,
         weights: &GroupWeights,
-        rows: &Rows<'_>,
-        at: usize,
+        rows: &[ActivationGroup; BLOCK],
         acc: &mut [__m512; M],
     ) {
-        debug_assert!(at + M <= rows.quantised.len());
         for part in 0..PARTS {
             for (m, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: the caller saw to it.
-                let s = unsafe { rows.quantised.get_unchecked(at + m) };
+                let s = &rows[m];
                 let sum = if PARTS == 1 { s.sum } else { s.sums[part] };
                 let dot = _mm512_cvtepi32_ps(self.0[part][m]);
                 let scale = _mm512_mul_ps(weights.scale[part], _mm512_set1_ps(s.scale));

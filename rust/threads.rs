@@ -19,6 +19,7 @@ mod affinity;
 mod barrier;
 
 use barrier::{wait_until, Barrier};
+use std::ops::Range;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -66,29 +67,35 @@ impl Worker<'_> {
     }
 
     /// This worker's share of `0..units`, cut at multiples of `step`.
-    pub fn share(&self, units: usize, step: usize) -> std::ops::Range<usize> {
-        let steps = units.div_ceil(step);
-        let cut = |i: usize| (steps * i / self.count * step).min(units);
-        cut(self.index)..cut(self.index + 1)
+    pub fn share(&self, units: usize, step: usize) -> Range<usize> {
+        let share = self.share_of(self.index, units.div_ceil(step));
+        share.start * step..units.min(share.end * step)
     }
 
-    /// The next piece of `0..units` that no worker has taken since the last barrier, or `None` when all are.
+    fn share_of(&self, worker: usize, pieces: usize) -> Range<usize> {
+        let cut = |i: usize| pieces * i / self.count;
+        cut(worker)..cut(worker + 1)
+    }
+
+    /// Some of `0..units` that no worker has taken since the last barrier, or `None` when all are.
     ///
-    /// Pieces are multiples of `step` and get smaller towards the end, so that workers end together even if one is
-    /// slower. Only one set of units can be shared out between two barriers.
-    pub fn take(&self, units: usize, step: usize) -> Option<std::ops::Range<usize>> {
-        let next = &self.barrier.taken.0;
-        let mut start = next.load(Ordering::Relaxed);
-        while start < units {
-            // A single worker has nobody to wait for.
-            let share = if self.count == 1 { units - start } else { 3 * (units - start) / (4 * self.count) };
-            let end = (start + (share / step * step).max(step)).min(units);
-            match next.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(start..end),
-                Err(now) => start = now,
-            }
-        }
-        None
+    /// A worker goes through its own share from the front, so that it reads on where it stopped (hardware and kernels
+    /// fetch ahead), and then helps others from the back of theirs. What is taken are multiples of `step`, fewer
+    /// towards the end, so that workers end together even if one is slower. Only one set of units can be shared out
+    /// between two barriers.
+    pub fn take(&self, units: usize, step: usize) -> Option<Range<usize>> {
+        let pieces = units.div_ceil(step);
+        (self.index..self.index + self.count).map(|i| i % self.count).find_map(|worker| {
+            let share = self.share_of(worker, pieces);
+            let part = |left: usize| match worker == self.index {
+                // A single worker has nobody to wait for.
+                true if self.count == 1 => left,
+                true => 3 * left / 4,
+                false => left / 2,
+            };
+            let taken = self.barrier.taken[worker].0.take(share.len(), worker == self.index, part)?;
+            Some((share.start + taken.start) * step..units.min((share.start + taken.end) * step))
+        })
     }
 }
 

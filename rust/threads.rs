@@ -58,7 +58,7 @@ pub struct Worker<'a> {
 impl Worker<'_> {
     /// Waits until every worker of the run is here; what they wrote before is visible after.
     pub fn barrier(&self) {
-        self.barrier.wait();
+        self.barrier.wait(self.index);
     }
 
     /// Whether the caller wants the program to stop; only worker 0 is told.
@@ -93,7 +93,7 @@ impl Worker<'_> {
                 true => 3 * left / 4,
                 false => left / 2,
             };
-            let taken = self.barrier.taken[worker].0.take(share.len(), worker == self.index, part)?;
+            let taken = self.barrier.take(self.index, worker, share.len(), part)?;
             Some((share.start + taken.start) * step..units.min((share.start + taken.end) * step))
         })
     }

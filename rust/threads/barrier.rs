@@ -29,83 +29,89 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> Duration {
 pub(super) struct Apart<T>(pub(super) T);
 
 /// A spinning barrier that also carries the news of a panic.
+///
+/// Performance note: a worker writes only to lines of its own, so that passing costs one line's way from core to core
+/// and not the three of a counter that the last one resets (a decode step of SmolLM2-135M passes 200 barriers).
 pub(super) struct Barrier {
     pub(super) count: usize,
-    arrived: Apart<AtomicUsize>,
-    round: Apart<AtomicUsize>,
+    /// By worker.
+    progress: Box<[Apart<Progress>]>,
     pub(super) broken: AtomicBool,
-    /// What was taken of each worker's share since the last round.
-    pub(super) taken: Box<[Apart<Taken>]>,
     /// Nanoseconds that workers waited after they had spun in vain.
     pub(super) stalled: AtomicU64,
 }
 
+#[derive(Default)]
+struct Progress {
+    /// How many barriers the worker has come to.
+    round: AtomicUsize,
+    taken: Taken,
+}
+
 impl Barrier {
     pub(super) fn new(count: usize) -> Self {
-        Self {
-            count,
-            arrived: Apart::default(),
-            round: Apart::default(),
-            broken: AtomicBool::new(false),
-            taken: (0..count).map(|_| Apart::default()).collect(),
-            stalled: AtomicU64::new(0),
-        }
+        let progress = (0..count).map(|_| Apart::default()).collect();
+        Self { count, progress, broken: AtomicBool::new(false), stalled: AtomicU64::new(0) }
     }
 
-    pub(super) fn wait(&self) {
-        if self.count == 1 {
-            self.give_back();
-            return;
-        }
-        let round = self.round.0.load(Ordering::Acquire);
-        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
-            self.arrived.0.store(0, Ordering::Relaxed);
-            self.give_back();
-            self.round.0.store(round.wrapping_add(1), Ordering::Release);
-            return;
-        }
+    /// How many barriers `worker` has come to.
+    fn round(&self, worker: usize) -> usize {
+        self.progress[worker].0.round.load(Ordering::Acquire)
+    }
+
+    /// Waits until all other workers came as far as `worker`.
+    pub(super) fn wait(&self, worker: usize) {
+        let round = self.round(worker) + 1;
+        self.progress[worker].0.round.store(round, Ordering::Release);
         let stalled = wait_until(|| {
             assert!(!self.broken.load(Ordering::Relaxed), "another worker of this run panicked");
-            self.round.0.load(Ordering::Acquire) != round
+            (0..self.count).all(|other| self.round(other) >= round)
         });
         // Waiting at the first barrier is for a parked helper to wake up.
-        if !stalled.is_zero() && round > 0 {
+        if !stalled.is_zero() && round > 1 {
             self.stalled.fetch_add(stalled.as_nanos() as u64, Ordering::Relaxed);
         }
     }
 
-    /// Nothing of the next round's work is taken.
-    fn give_back(&self) {
-        self.taken.iter().for_each(|taken| taken.0.clear());
+    /// Takes for `worker` some of the `len` pieces of what is `owner`'s share until the next barrier, `part(left)` of
+    /// those left: from the front of its own, from the back of another's.
+    pub(super) fn take(
+        &self,
+        worker: usize,
+        owner: usize,
+        len: usize,
+        part: impl Fn(usize) -> usize,
+    ) -> Option<Range<usize>> {
+        self.progress[owner].0.taken.take(self.round(worker), len, worker == owner, part)
     }
 }
 
-/// How many pieces of a share were taken: from its front in the low half, from its back in the high one.
+/// How many pieces of a share were taken since a barrier: its number in the low 16 bits, then, in 24 bits each, how
+/// many from the front and how many from the back. What older ones left counts as nothing.
 #[derive(Default)]
-pub(super) struct Taken(AtomicU64);
+struct Taken(AtomicU64);
 
 impl Taken {
-    /// Takes some of the `len` pieces of a share, `part(left)` of those left: from the front, or else from the back.
-    pub(super) fn take(&self, len: usize, front: bool, part: impl Fn(usize) -> usize) -> Option<Range<usize>> {
-        let mut now = self.0.load(Ordering::Relaxed);
+    fn take(&self, round: usize, len: usize, front: bool, part: impl Fn(usize) -> usize) -> Option<Range<usize>> {
+        const PIECES: usize = (1 << 24) - 1;
+        assert!(len <= PIECES, "a share of {len} pieces");
+        let round = round as u64 & 0xffff;
+        let mut found = self.0.load(Ordering::Relaxed);
         loop {
-            let (start, end) = (now as u32 as usize, len - (now >> 32) as usize);
-            if start >= end {
+            let now = if found & 0xffff == round { found } else { round };
+            let (start, end) = ((now >> 16) as usize & PIECES, len - (now >> 40) as usize);
+            if start == end {
                 return None;
             }
             let count = part(end - start).clamp(1, end - start);
             let (step, taken) = match front {
-                true => (count as u64, start..start + count),
-                false => ((count as u64) << 32, end - count..end),
+                true => ((count as u64) << 16, start..start + count),
+                false => ((count as u64) << 40, end - count..end),
             };
-            match self.0.compare_exchange_weak(now, now + step, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.0.compare_exchange_weak(found, now + step, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(taken),
-                Err(other) => now = other,
+                Err(other) => found = other,
             }
         }
-    }
-
-    fn clear(&self) {
-        self.0.store(0, Ordering::Relaxed);
     }
 }

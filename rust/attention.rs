@@ -6,6 +6,8 @@
 //! no bit; and a query that attends to all blocks has the bits of exact attention, whatever the others leave out.
 
 use crate::cache::{Page, PAGE};
+use crate::kernels::layout::TILE;
+use crate::kernels::scalar::Shape;
 use crate::kernels::vector::SoftmaxState;
 use crate::kernels::{prefetch, Kernels};
 use half::f16;
@@ -116,7 +118,8 @@ impl Accumulator {
     ) {
         scratch.scores.resize(self.states.len() * PAGE, 0.0);
         prefetch(values);
-        unit.kernels.multiply_f16(self.states.len(), queries, keys, PAGE, &mut scratch.scores, false);
+        let shape = Shape { wanted: seen(valid, unit), ..Shape::whole(self.states.len(), unit.width, PAGE) };
+        unit.kernels.multiply_f16(shape, queries, keys, &mut scratch.scores, false);
         if let Some(next) = next {
             prefetch(next);
         }
@@ -140,7 +143,8 @@ impl Accumulator {
                 kernels.scale(out, factor);
             }
         }
-        kernels.multiply_f16(self.states.len(), scores, values, width, &mut self.out, true);
+        let values = &values[..seen(valid, unit) * width];
+        kernels.multiply_f16(Shape::whole(self.states.len(), PAGE, width), scores, values, &mut self.out, true);
     }
 
     /// Takes over the queries `indices` of `all`.
@@ -165,6 +169,8 @@ impl Accumulator {
         let width = self.out.len() / self.states.len();
         for (state, out) in self.states.iter().zip(self.out.chunks_exact_mut(width)) {
             kernels.scale(out, 1.0 / state.sum);
+            // A zero has one sign, whether or not values that the query does not see were added with weight 0.
+            out.iter_mut().for_each(|out| *out += 0.0);
         }
         &self.out
     }
@@ -240,6 +246,11 @@ impl Unit<'_> {
         }
         acc
     }
+}
+
+/// How many positions of a block a unit sees whose first query row sees `valid`, in whole registers.
+fn seen(valid: usize, unit: &Unit<'_>) -> usize {
+    (valid + unit.rows - 1).min(PAGE).next_multiple_of(TILE)
 }
 
 /// Copies the rows `indices` of `all` to `rows`, whole rows at a time.

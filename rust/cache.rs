@@ -4,6 +4,7 @@
 //! pointers, and a page that others hold is copied before it is written. So snapshots are cheap and never go stale.
 
 use crate::error::{Error, Result};
+use crate::kernels::scalar::Shape;
 use crate::kernels::shared::Shared;
 use crate::kernels::Kernels;
 use half::f16;
@@ -109,7 +110,8 @@ impl Page {
                 sums[2 * width + d] = row.iter().map(|key| (key - mean).powi(2)).sum::<f32>() / PAGE as f32;
             }
             let equal = [1.0 / PAGE as f32; PAGE];
-            kernels.multiply_f16(1, &equal, self.values(layer, head), width, &mut sums[width..2 * width], false);
+            let shape = Shape::whole(1, PAGE, width);
+            kernels.multiply_f16(shape, &equal, self.values(layer, head), &mut sums[width..2 * width], false);
             let mut means = vec![f16::ZERO; 3 * width];
             kernels.to_f16(&sums, &mut means);
             means.into()

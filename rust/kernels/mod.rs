@@ -21,10 +21,11 @@ pub mod vector;
 use crate::error::{Error, Result};
 use half::f16;
 use layout::{ActivationGroup, Rows, Tiles, TILE};
+use scalar::Shape;
 use vector::SoftmaxState;
 
 /// See [`scalar::multiply_f16`].
-type MultiplyF16 = unsafe fn(usize, &[f32], &[f16], usize, &mut [f32], bool);
+type MultiplyF16 = unsafe fn(Shape, &[f32], &[f16], &mut [f32], bool);
 
 /// See [`vector::merge`].
 type Merge = unsafe fn(&mut [SoftmaxState], &mut [f32], &[SoftmaxState], &[f32]);
@@ -167,7 +168,7 @@ impl Kernels {
         /// See [`scalar::dot`].
         dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
         /// See [`scalar::multiply_f16`].
-        multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool);
+        multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool);
         /// See [`scalar::to_f16`].
         to_f16(values: &[f32], out: &mut [f16]);
         /// See [`vector::rms_norm`].

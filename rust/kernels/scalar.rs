@@ -130,20 +130,50 @@ fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
     })
 }
 
+/// Shapes of a product `c = a * b`; columns are multiples of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Rows of `a` and `c`.
+    pub count: usize,
+    /// Width of `a`; `b` has as many rows, or fewer.
+    pub depth: usize,
+    /// Width of `b` and `c`.
+    pub columns: usize,
+    /// How many of these are computed.
+    pub wanted: usize,
+}
+
+impl Shape {
+    /// A product of which everything is computed.
+    pub fn whole(count: usize, depth: usize, columns: usize) -> Self {
+        Self { count, depth, columns, wanted: columns }
+    }
+
+    /// Checks what kernels rely on.
+    ///
+    /// # Panics
+    /// If a slice does not have the length that the shape implies.
+    pub fn check(&self, a: &[f32], b: &[f16], c: &[f32]) {
+        let Self { count, depth, columns, wanted } = *self;
+        assert!(columns.is_multiple_of(TILE) && wanted.is_multiple_of(TILE) && wanted <= columns);
+        assert!(b.len().is_multiple_of(columns) && b.len() <= depth * columns);
+        assert!(a.len() >= count * depth && c.len() >= count * columns);
+    }
+}
+
 /// `c[i][n] = sum over k of a[i][k] * b[k][n]`, each element in ascending `k`, on top of what is in `c` if `add`: one
 /// block of attention.
 ///
-/// `b` holds `depth` rows of `columns` f16 values, `columns` a multiple of 16; `a` and `c` have `count` rows,
-/// `depth` and `columns` wide.
-pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
-    let depth = b.len() / columns;
+/// The values of `a` beyond the rows of `b` are left out, as are the columns of `c` beyond those wanted.
+pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool) {
+    let Shape { count, depth, columns, wanted } = shape;
     for i in 0..count {
-        for n in 0..columns {
+        for n in 0..wanted {
             let c = &mut c[i * columns + n];
             if !add {
                 *c = 0.0;
             }
-            for k in 0..depth {
+            for k in 0..b.len() / columns {
                 *c = a[i * depth + k].mul_add(b[k * columns + n].to_f32(), *c);
             }
         }

@@ -3,17 +3,16 @@
 use super::{floats, load, store, Pair, BLOCK};
 use crate::blocks::GgmlType;
 use crate::kernels::layout::TILE;
-use crate::kernels::scalar;
+use crate::kernels::scalar::{self, Shape};
 use half::f16;
 use std::arch::x86_64::*;
 
 /// As [`scalar::multiply_f16`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
-    let depth = b.len() / columns;
-    assert!(columns.is_multiple_of(TILE) && b.len() == depth * columns);
-    assert!(a.len() >= count * depth && c.len() >= count * columns);
-    for n in (0..columns).step_by(TILE) {
+pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool) {
+    shape.check(a, b, c);
+    let Shape { count, depth, columns, wanted } = shape;
+    for n in (0..wanted).step_by(TILE) {
         for i in (0..count).step_by(BLOCK) {
             let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
             match count - i {
@@ -41,7 +40,7 @@ fn multiply_block<const M: usize>(
     let zero = [_mm256_setzero_ps(); 2];
     let mut acc: [Pair; M] =
         std::array::from_fn(|m| if add { load(c[span(m)].as_array().expect("16 floats")) } else { zero });
-    for k in 0..depth {
+    for k in 0..b.len() / columns {
         let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
         for (m, acc) in acc.iter_mut().enumerate() {
             let x = _mm256_set1_ps(a[m * depth + k]);

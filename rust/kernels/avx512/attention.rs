@@ -5,6 +5,7 @@
 //!   64 by 64 is widened once into L1 and every block of rows runs over it.
 
 use super::TILE;
+use crate::kernels::scalar::Shape;
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -17,32 +18,23 @@ const PANEL: usize = 64;
 
 /// As [`crate::kernels::scalar::multiply_f16`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn multiply_f16(count: usize, a: &[f32], b: &[f16], columns: usize, c: &mut [f32], add: bool) {
-    let depth = b.len() / columns;
-    assert!(columns.is_multiple_of(TILE) && b.len() == depth * columns);
-    assert!(a.len() >= count * depth && c.len() >= count * columns);
-    for n in (0..columns).step_by(4 * TILE) {
-        match (columns - n) / TILE {
-            1 => multiply_columns::<1>(count, a, b, n, columns, c, add),
-            2 => multiply_columns::<2>(count, a, b, n, columns, c, add),
-            3 => multiply_columns::<3>(count, a, b, n, columns, c, add),
-            _ => multiply_columns::<4>(count, a, b, n, columns, c, add),
+pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool) {
+    shape.check(a, b, c);
+    for n in (0..shape.wanted).step_by(4 * TILE) {
+        match (shape.wanted - n) / TILE {
+            1 => multiply_columns::<1>(shape, a, b, n, c, add),
+            2 => multiply_columns::<2>(shape, a, b, n, c, add),
+            3 => multiply_columns::<3>(shape, a, b, n, c, add),
+            _ => multiply_columns::<4>(shape, a, b, n, c, add),
         }
     }
 }
 
 /// All rows times `W` registers of columns, from column `n` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn multiply_columns<const W: usize>(
-    count: usize,
-    a: &[f32],
-    b: &[f16],
-    n: usize,
-    columns: usize,
-    c: &mut [f32],
-    add: bool,
-) {
-    let depth = b.len() / columns;
+fn multiply_columns<const W: usize>(shape: Shape, a: &[f32], b: &[f16], n: usize, c: &mut [f32], add: bool) {
+    let Shape { count, columns, .. } = shape;
+    let rows = b.len() / columns;
     let widened = |k: usize| {
         let row = &b[k * columns + n..][..W * TILE];
         let mut registers = [_mm512_setzero_ps(); W];
@@ -53,34 +45,32 @@ fn multiply_columns<const W: usize>(
         registers
     };
     if count <= DIRECT {
-        return multiply_rows(count, a, depth, 0..depth, widened, n, columns, c, add);
+        return multiply_rows(shape, a, 0..rows, widened, n, c, add);
     }
-    for first in (0..depth).step_by(PANEL) {
-        let rows = first..depth.min(first + PANEL);
+    for first in (0..rows).step_by(PANEL) {
+        let rows = first..rows.min(first + PANEL);
         let mut panel = [[_mm512_setzero_ps(); W]; PANEL];
         for (row, k) in panel.iter_mut().zip(rows.clone()) {
             *row = widened(k);
         }
         let panel = &panel;
-        multiply_rows(count, a, depth, rows, |k| panel[(k - first) % PANEL], n, columns, c, add || first > 0);
+        multiply_rows(shape, a, rows, |k| panel[(k - first) % PANEL], n, c, add || first > 0);
     }
 }
 
 /// All rows times the rows `range` of `b`, which `b(k)` gives.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
-#[allow(clippy::too_many_arguments)]
 fn multiply_rows<const W: usize>(
-    count: usize,
+    shape: Shape,
     a: &[f32],
-    depth: usize,
     range: std::ops::Range<usize>,
     b: impl Fn(usize) -> [__m512; W],
     n: usize,
-    columns: usize,
     c: &mut [f32],
     add: bool,
 ) {
+    let Shape { count, depth, columns, .. } = shape;
     for i in (0..count).step_by(ROWS) {
         let (a, c, range) = (&a[i * depth..], &mut c[i * columns..], range.clone());
         match count - i {

@@ -2,8 +2,9 @@
 
 use super::SoftmaxState;
 use crate::kernels::layout::*;
+use crate::kernels::scalar::{self, Shape};
 use crate::kernels::tests::{quantize, Random};
-use crate::kernels::{scalar, Kernels};
+use crate::kernels::Kernels;
 use half::f16;
 
 #[test]
@@ -122,11 +123,14 @@ fn attention_kernels_have_the_bits_of_the_specification() {
             let a: Vec<f32> = (0..count * depth).map(|_| random.float()).collect();
             let b: Vec<f16> = (0..depth * columns).map(|_| f16::from_f32(random.float())).collect();
             let c: Vec<f32> = (0..count * columns).map(|_| random.float()).collect();
+            let whole = Shape::whole(count, depth, columns);
+            let some = Shape { wanted: (columns / 2).next_multiple_of(TILE), ..whole };
             let run = |k: &Kernels| {
-                let (mut sum, mut product) = (c.clone(), c.clone());
-                k.multiply_f16(count, &a, &b, columns, &mut sum, true);
-                k.multiply_f16(count, &a, &b, columns, &mut product, false);
-                sum.iter().chain(&product).map(|v| v.to_bits()).collect::<Vec<_>>()
+                let [mut sum, mut product, mut part] = [&c, &c, &c].map(Vec::clone);
+                k.multiply_f16(whole, &a, &b, &mut sum, true);
+                k.multiply_f16(whole, &a, &b, &mut product, false);
+                k.multiply_f16(some, &a, &b[columns..], &mut part, false);
+                sum.iter().chain(&product).chain(&part).map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             for kernels in Kernels::available() {
                 assert_eq!(run(&kernels), run(&Kernels::scalar()), "{kernels:?} {count}x{depth}x{columns}");

@@ -75,7 +75,7 @@ pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
 fn signed_quants<L: Layout>(tile: &Tile<'_>, g: usize) -> Quants {
     let offset = _mm512_set1_epi8(L::OFFSET_BITS.map_or(0, |bits| (1u8 << bits) as i8));
     let packed = &tile.quants[g * 64 * L::BITS..][..64 * L::BITS];
-    avx512::prefetch(packed);
+    avx512::prefetch::<L>(packed);
     let quants = avx512::unpack::<L>(packed);
     quants.map(|quants| _mm512_sub_epi8(quants, offset))
 }

@@ -7,11 +7,13 @@
 //! - 128 rows, data in cache: 340 to 380 billion multiply-adds a second for 4-bit and 8-bit types, `vpdpbusd` 190 to 210.
 //!   That spends 8 of 12 port slots for a row and group on the products, which here are another unit's work; 4 remain
 //!   for scaling.
-//! - For a group and 16 rows products alone take 9 ns, half of it the store of the result, and scaling alone takes 10.
-//!   In any order the two take at least 20 together: a product 1, 2, 4 or 16 groups ahead, `tilezero` or zeros from
-//!   memory, one set of registers or several made no difference.
-//! - From memory a group of Q4_1 with 16 rows takes 31 ns in [`stream`], where unpacking and waiting for the weights
-//!   overlap with products, `vpdpbusd` 45. Storing takes as long for few rows as for 16: with 8 rows both take 21.
+//! - While the unit is in use, and for about half a microsecond after, 512-bit multiplications, multiply-adds and
+//!   conversions run on one port instead of two (additions and integer operations keep both). So for a group and 16 rows
+//!   products alone take 9 ns, half of it the store of the result, scaling alone 11, and the two together at least 21:
+//!   in any order, with a product 1, 2, 4 or 16 groups ahead, `tilezero` or zeros from memory, one set of registers or
+//!   several. Conversion by additions (products on top of 1.5 * 2^23, taken off again) gains 4 %, not worth its code.
+//! - From memory a group of Q4_1 with 16 rows takes 29 ns in [`stream`], where unpacking and waiting for the weights
+//!   overlap with products, `vpdpbusd` 40. Storing takes as long for few rows as for 16: with 8 rows both take 20.
 //! - Configuring the unit takes 70 ns, as long as a few groups of work; that is why a call takes several tiles.
 
 mod panel;

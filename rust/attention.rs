@@ -9,7 +9,7 @@ use crate::cache::{Page, PAGE};
 use crate::kernels::layout::TILE;
 use crate::kernels::scalar::Shape;
 use crate::kernels::vector::SoftmaxState;
-use crate::kernels::{prefetch, Kernels};
+use crate::kernels::Kernels;
 use half::f16;
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ impl Accumulator {
     }
 
     /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them,
-    /// each later row one more. `next` are the keys of the block after it, if that is likely to be added.
+    /// each later row one more. `next` are the keys of the block after it, or nothing.
     ///
     /// Performance note: a few queries take less time than it takes to fetch the block from memory, and the processor
     /// does not foresee jumps from page to page; asking for it in advance makes decoding at 1,000 positions a third
@@ -112,26 +112,24 @@ impl Accumulator {
         unit: &Unit<'_>,
         queries: &[f32],
         [keys, values]: [&[f16]; 2],
-        next: Option<&[f16]>,
+        next: &[f16],
         valid: usize,
         scratch: &mut Scratch,
     ) {
         scratch.scores.resize(self.states.len() * PAGE, 0.0);
-        prefetch(values);
         let shape = Shape { wanted: seen(valid, unit), ..Shape::whole(self.states.len(), unit.width, PAGE) };
-        unit.kernels.multiply_f16(shape, queries, keys, &mut scratch.scores, false);
-        if let Some(next) = next {
-            prefetch(next);
-        }
-        self.add_weighted(unit, &mut scratch.scores, values, valid, &mut scratch.factors);
+        unit.kernels.multiply_f16(shape, queries, keys, values, &mut scratch.scores, false);
+        self.add_weighted(unit, &mut scratch.scores, values, next, valid, &mut scratch.factors);
     }
 
-    /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights.
+    /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights. `next` is what will be
+    /// read after them.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,
         scores: &mut [f32],
         values: &[f16],
+        next: &[f16],
         valid: usize,
         factors: &mut Vec<f32>,
     ) {
@@ -144,7 +142,7 @@ impl Accumulator {
             }
         }
         let values = &values[..seen(valid, unit) * width];
-        kernels.multiply_f16(Shape::whole(self.states.len(), PAGE, width), scores, values, &mut self.out, true);
+        kernels.multiply_f16(Shape::whole(self.states.len(), PAGE, width), scores, values, next, &mut self.out, true);
     }
 
     /// Takes over the queries `indices` of `all`.
@@ -225,7 +223,8 @@ impl Unit<'_> {
         acc.clear(self.queries(), self.width);
         let blocks = segment * SEGMENT..(self.own_block() + 1).min((segment + 1) * SEGMENT);
         for block in blocks.clone() {
-            let next = blocks.contains(&(block + 1)).then(|| self.pages[block + 1].keys(self.layer, self.head));
+            let next = self.pages[block + 1..blocks.end].first();
+            let next = next.map_or(&[][..], |page| page.keys(self.layer, self.head));
             let valid = PAGE.min(self.position + 1 - block * PAGE);
             let page = &self.pages[block];
             let [keys, values] = [page.keys(self.layer, self.head), page.values(self.layer, self.head)];
@@ -240,7 +239,7 @@ impl Unit<'_> {
             if !indices.is_empty() {
                 some.gather(acc, indices);
                 gather_rows(queries, self.width, indices, some_queries);
-                some.add_block(self, some_queries, [keys, values], None, valid, scratch);
+                some.add_block(self, some_queries, [keys, values], &[], valid, scratch);
                 some.scatter(acc, indices);
             }
         }

@@ -111,7 +111,7 @@ impl Page {
             }
             let equal = [1.0 / PAGE as f32; PAGE];
             let shape = Shape::whole(1, PAGE, width);
-            kernels.multiply_f16(shape, &equal, self.values(layer, head), &mut sums[width..2 * width], false);
+            kernels.multiply_f16(shape, &equal, self.values(layer, head), &[], &mut sums[width..2 * width], false);
             let mut means = vec![f16::ZERO; 3 * width];
             kernels.to_f16(&sums, &mut means);
             means.into()

@@ -25,7 +25,7 @@ use scalar::Shape;
 use vector::SoftmaxState;
 
 /// See [`scalar::multiply_f16`].
-type MultiplyF16 = unsafe fn(Shape, &[f32], &[f16], &mut [f32], bool);
+type MultiplyF16 = unsafe fn(Shape, &[f32], &[f16], &[f16], &mut [f32], bool);
 
 /// See [`vector::merge`].
 type Merge = unsafe fn(&mut [SoftmaxState], &mut [f32], &[SoftmaxState], &[f32]);
@@ -168,7 +168,7 @@ impl Kernels {
         /// See [`scalar::dot`].
         dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
         /// See [`scalar::multiply_f16`].
-        multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool);
+        multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool);
         /// See [`scalar::to_f16`].
         to_f16(values: &[f32], out: &mut [f16]);
         /// See [`vector::rms_norm`].
@@ -192,18 +192,21 @@ impl Kernels {
     }
 }
 
-/// Asks for memory that will be read soon.
-pub fn prefetch<T>(data: &[T]) {
-    const LINE: usize = 64;
-    for at in (0..size_of_val(data)).step_by(LINE) {
-        let line = data.as_ptr().cast::<i8>().wrapping_add(at);
-        #[cfg(target_arch = "x86_64")]
+/// Cuts values that will be read soon into parts of whole cache lines, one for each of `steps` steps until then.
+#[cfg(target_arch = "x86_64")]
+fn parts(ahead: &[f16], steps: usize) -> std::slice::Chunks<'_, f16> {
+    const LINE: usize = 64 / size_of::<f16>();
+    ahead.chunks(ahead.len().div_ceil(steps.max(1)).next_multiple_of(LINE).max(LINE))
+}
+
+/// Asks for a part of memory that will be read soon, if there is one.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn prefetch(part: Option<&[f16]>) {
+    use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+    for line in part.into_iter().flat_map(|part| part.chunks(64 / size_of::<f16>())) {
         // SAFETY: a hint, which reads nothing; every x86-64 CPU has it.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line);
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = line;
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
 }
 

@@ -164,8 +164,10 @@ impl Shape {
 /// `c[i][n] = sum over k of a[i][k] * b[k][n]`, each element in ascending `k`, on top of what is in `c` if `add`: one
 /// block of attention.
 ///
-/// The values of `a` beyond the rows of `b` are left out, as are the columns of `c` beyond those wanted.
-pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool) {
+/// The values of `a` beyond the rows of `b` are left out, as are the columns of `c` beyond those wanted. `ahead` is what
+/// will be read next, to be fetched meanwhile.
+pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool) {
+    let _ = ahead;
     let Shape { count, depth, columns, wanted } = shape;
     for i in 0..count {
         for n in 0..wanted {

@@ -108,7 +108,7 @@ impl Selection {
         sample.states.iter_mut().for_each(|state| state.sum *= PAGE as f32);
         let keys = unit.pages[0].keys(unit.layer, unit.head);
         weights.resize(count * PAGE, 0.0);
-        unit.kernels.multiply_f16(Shape::whole(count, unit.width, PAGE), queries, keys, weights, false);
+        unit.kernels.multiply_f16(Shape::whole(count, unit.width, PAGE), queries, keys, &[], weights, false);
         unit.kernels.softmax_rows(weights, PAGE, usize::MAX, &mut sample.states, factors);
     }
 
@@ -176,7 +176,14 @@ impl Selection {
                         }
                     }
                 }
-                kernels.multiply_f16(Shape::whole(indices.len(), width, PAGE), &sample.queries, keys, scores, false);
+                kernels.multiply_f16(
+                    Shape::whole(indices.len(), width, PAGE),
+                    &sample.queries,
+                    keys,
+                    &[],
+                    scores,
+                    false,
+                );
                 for (&query, scores) in indices.iter().zip(scores.chunks_exact_mut(PAGE)) {
                     let past = unit.position + query / group + 1;
                     let visible = past.saturating_sub(start * PAGE + offset).div_ceil(stride);
@@ -228,7 +235,7 @@ impl Selection {
                 values.copy_from_slice(&means[width..2 * width]);
             }
             self.some.gather(total, &self.indices);
-            self.some.add_weighted(unit, &mut self.weights, &self.values, PAGE, &mut self.factors);
+            self.some.add_weighted(unit, &mut self.weights, &self.values, &[], PAGE, &mut self.factors);
             self.some.scatter(total, &self.indices);
         }
     }
@@ -246,6 +253,6 @@ fn multiply_statistics(unit: &Unit<'_>, queries: &[f32], which: usize, columns: 
                 columns[d * PAGE + i] = value;
             }
         }
-        kernels.multiply_f16(Shape::whole(unit.queries(), width, PAGE), queries, columns, out, false);
+        kernels.multiply_f16(Shape::whole(unit.queries(), width, PAGE), queries, columns, &[], out, false);
     }
 }

@@ -4,22 +4,24 @@ use super::{floats, load, store, Pair, BLOCK};
 use crate::blocks::GgmlType;
 use crate::kernels::layout::TILE;
 use crate::kernels::scalar::{self, Shape};
+use crate::kernels::{parts, prefetch};
 use half::f16;
 use std::arch::x86_64::*;
 
 /// As [`scalar::multiply_f16`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool) {
+pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool) {
     shape.check(a, b, c);
     let Shape { count, depth, columns, wanted } = shape;
     for n in (0..wanted).step_by(TILE) {
         for i in (0..count).step_by(BLOCK) {
             let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
+            let ahead = if (n, i) == (0, 0) { ahead } else { &[] };
             match count - i {
-                1 => multiply_block::<1>(depth, a, b, n, columns, c, add),
-                2 => multiply_block::<2>(depth, a, b, n, columns, c, add),
-                3 => multiply_block::<3>(depth, a, b, n, columns, c, add),
-                _ => multiply_block::<BLOCK>(depth, a, b, n, columns, c, add),
+                1 => multiply_block::<1>(depth, a, b, ahead, n, columns, c, add),
+                2 => multiply_block::<2>(depth, a, b, ahead, n, columns, c, add),
+                3 => multiply_block::<3>(depth, a, b, ahead, n, columns, c, add),
+                _ => multiply_block::<BLOCK>(depth, a, b, ahead, n, columns, c, add),
             }
         }
     }
@@ -27,10 +29,12 @@ pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], c: &mut [f32], add: bool
 
 /// `M` rows times 16 columns, from column `n` on.
 #[target_feature(enable = "avx2,fma,f16c")]
+#[allow(clippy::too_many_arguments)]
 fn multiply_block<const M: usize>(
     depth: usize,
     a: &[f32],
     b: &[f16],
+    ahead: &[f16],
     n: usize,
     columns: usize,
     c: &mut [f32],
@@ -40,7 +44,9 @@ fn multiply_block<const M: usize>(
     let zero = [_mm256_setzero_ps(); 2];
     let mut acc: [Pair; M] =
         std::array::from_fn(|m| if add { load(c[span(m)].as_array().expect("16 floats")) } else { zero });
+    let mut ahead = parts(ahead, b.len() / columns);
     for k in 0..b.len() / columns {
+        prefetch(ahead.next());
         let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
         for (m, acc) in acc.iter_mut().enumerate() {
             let x = _mm256_set1_ps(a[m * depth + k]);

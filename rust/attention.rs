@@ -117,13 +117,16 @@ impl Accumulator {
         scratch: &mut Scratch,
     ) {
         scratch.scores.resize(self.states.len() * PAGE, 0.0);
-        let shape = Shape { wanted: seen(valid, unit), ..Shape::whole(self.states.len(), unit.width, PAGE) };
-        unit.kernels.multiply_f16(shape, queries, keys, values, &mut scratch.scores, false);
+        let seen = seen(valid, unit);
+        let shape = Shape { wanted: seen, ..Shape::whole(self.states.len(), unit.width, PAGE) };
+        let ahead = &values[..seen * unit.width];
+        unit.kernels.multiply_f16(shape, queries, keys, ahead, &mut scratch.scores, false);
         self.add_weighted(unit, &mut scratch.scores, values, next, valid, &mut scratch.factors);
     }
 
-    /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights. `next` is what will be
-    /// read after them.
+    /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights; `valid` as for
+    /// [`Accumulator::add_block`], those beyond what the last row sees are left out. `next` is what will be read after
+    /// them, `factors` is memory to work in.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,

@@ -82,7 +82,7 @@ impl Worker<'_> {
     /// A worker goes through its own share from the front, so that it reads on where it stopped (hardware and kernels
     /// fetch ahead), and then helps others from the back of theirs. What is taken are multiples of `step`, fewer
     /// towards the end, so that workers end together even if one is slower. Only one set of units can be shared out
-    /// between two barriers.
+    /// between two barriers, for which every worker gives the same `units` and `step`.
     pub fn take(&self, units: usize, step: usize) -> Option<Range<usize>> {
         let pieces = units.div_ceil(step);
         (self.index..self.index + self.count).map(|i| i % self.count).find_map(|worker| {

@@ -314,13 +314,14 @@ impl<'a> Rows<'a> {
         interleaved_at(m, g, self.groups, self.interleaved)
     }
 
-    /// Group after group from `g` on, each with row `m` first and then those that follow it in its interleaved set.
+    /// Group after group of row `m`, each followed by those of the rows after it in its interleaved set. It does not end
+    /// with the set, but with what the groups are for.
     ///
     /// Performance note: an index computed anew for every group costs a division; with `vpdpbusd` that is a fifth of
     /// the time, with AVX2 nothing.
     #[inline(always)]
-    pub fn groups_from(&self, m: usize, g: usize) -> std::slice::Chunks<'a, ActivationGroup> {
-        self.quantised[self.at(m, g)..].chunks(self.interleaved)
+    pub fn groups_from(&self, m: usize) -> std::slice::Chunks<'a, ActivationGroup> {
+        self.quantised[self.at(m, 0)..].chunks(self.interleaved)
     }
 
     /// `count` rows from `first` on, which begins a set of interleaved rows.

@@ -192,9 +192,9 @@ impl Kernels {
     }
 }
 
-/// Cuts values that will be read soon into parts of whole cache lines, one for each of `steps` steps until then.
+/// Cuts values that will be read soon into parts of whole cache lines, at most one for each of `steps` steps until then.
 #[cfg(target_arch = "x86_64")]
-fn parts(ahead: &[f16], steps: usize) -> std::slice::Chunks<'_, f16> {
+fn prefetch_parts(ahead: &[f16], steps: usize) -> std::slice::Chunks<'_, f16> {
     const LINE: usize = 64 / size_of::<f16>();
     ahead.chunks(ahead.len().div_ceil(steps.max(1)).next_multiple_of(LINE).max(LINE))
 }
@@ -202,7 +202,7 @@ fn parts(ahead: &[f16], steps: usize) -> std::slice::Chunks<'_, f16> {
 /// Asks for a part of memory that will be read soon, if there is one.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn prefetch(part: Option<&[f16]>) {
+fn prefetch_part(part: Option<&[f16]>) {
     use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
     for line in part.into_iter().flat_map(|part| part.chunks(64 / size_of::<f16>())) {
         // SAFETY: a hint, which reads nothing; every x86-64 CPU has it.

@@ -139,7 +139,7 @@ pub struct Shape {
     pub depth: usize,
     /// Width of `b` and `c`.
     pub columns: usize,
-    /// How many of these are computed.
+    /// How many of these are computed, from the first on; what `c` has in the others stays.
     pub wanted: usize,
 }
 
@@ -168,6 +168,7 @@ impl Shape {
 /// will be read next, to be fetched meanwhile.
 pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool) {
     let _ = ahead;
+    shape.check(a, b, c);
     let Shape { count, depth, columns, wanted } = shape;
     for i in 0..count {
         for n in 0..wanted {

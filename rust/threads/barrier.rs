@@ -22,16 +22,17 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> Duration {
     start.elapsed()
 }
 
-/// Something with cache lines of its own (two, since they are fetched in pairs): who waits for one number does not slow
-/// down those who change another.
+/// Something with cache lines of its own (two, since they are fetched in pairs): who waits for one worker does not slow
+/// down another.
 #[repr(align(128))]
 #[derive(Default)]
 pub(super) struct Apart<T>(pub(super) T);
 
 /// A spinning barrier that also carries the news of a panic.
 ///
-/// Performance note: a worker writes only to lines of its own, so that passing costs one line's way from core to core
-/// and not the three of a counter that the last one resets (a decode step of SmolLM2-135M passes 200 barriers).
+/// Performance note: to pass it a worker writes to its own line and reads those of the others, which is quicker than a
+/// counter that all write to and the last one resets (a decode step of SmolLM2-135M passes 200 barriers). Only who helps
+/// another to end its share writes to that one's line.
 pub(super) struct Barrier {
     pub(super) count: usize,
     /// By worker.
@@ -62,6 +63,7 @@ impl Barrier {
     /// Waits until all other workers came as far as `worker`.
     pub(super) fn wait(&self, worker: usize) {
         let round = self.round(worker) + 1;
+        assert!(round < 1 << ROUND_BITS, "too many barriers for a run");
         self.progress[worker].0.round.store(round, Ordering::Release);
         let stalled = wait_until(|| {
             assert!(!self.broken.load(Ordering::Relaxed), "another worker of this run panicked");
@@ -86,27 +88,34 @@ impl Barrier {
     }
 }
 
-/// How many pieces of a share were taken since a barrier: its number in the low 16 bits, then, in 24 bits each, how
-/// many from the front and how many from the back. What older ones left counts as nothing.
+/// Bits of a barrier's number: a run of more than any pass through a model needs.
+const ROUND_BITS: u32 = 24;
+/// Bits of a number of pieces.
+const PIECE_BITS: u32 = 20;
+
+/// How many pieces of a share were taken since a barrier: its number in the low bits, then how many from the front, then
+/// how many from the back. What was taken before an earlier one counts as nothing.
 #[derive(Default)]
 struct Taken(AtomicU64);
 
 impl Taken {
     fn take(&self, round: usize, len: usize, front: bool, part: impl Fn(usize) -> usize) -> Option<Range<usize>> {
-        const PIECES: usize = (1 << 24) - 1;
+        const PIECES: usize = (1 << PIECE_BITS) - 1;
+        const ROUNDS: u64 = (1 << ROUND_BITS) - 1;
         assert!(len <= PIECES, "a share of {len} pieces");
-        let round = round as u64 & 0xffff;
+        let round = round as u64;
         let mut found = self.0.load(Ordering::Relaxed);
         loop {
-            let now = if found & 0xffff == round { found } else { round };
-            let (start, end) = ((now >> 16) as usize & PIECES, len - (now >> 40) as usize);
-            if start == end {
+            let now = if found & ROUNDS == round { found } else { round };
+            let (start, back) = ((now >> ROUND_BITS) as usize & PIECES, (now >> (ROUND_BITS + PIECE_BITS)) as usize);
+            let left = len.checked_sub(start + back).expect("one set of units between two barriers");
+            if left == 0 {
                 return None;
             }
-            let count = part(end - start).clamp(1, end - start);
+            let count = part(left).clamp(1, left);
             let (step, taken) = match front {
-                true => ((count as u64) << 16, start..start + count),
-                false => ((count as u64) << 40, end - count..end),
+                true => ((count as u64) << ROUND_BITS, start..start + count),
+                false => ((count as u64) << (ROUND_BITS + PIECE_BITS), len - back - count..len - back),
             };
             match self.0.compare_exchange_weak(found, now + step, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(taken),

@@ -73,3 +73,31 @@ fn only_what_costs_more_than_it_brings_counts_as_contention() {
     assert!(!stalled(64, 63.0 * 0.5));
     assert!(stalled(8, 7.0 * 0.9));
 }
+
+#[test]
+fn every_unit_is_taken_once() {
+    // Fewer pieces than workers, none, a last one that is smaller; in some rounds nobody takes, in some one is late.
+    const ROUNDS: [(usize, usize); 8] = [(100, 1), (0, 4), (1, 1), (37, 8), (3072, 16), (0, 0), (5, 2), (1000, 3)];
+    for count in [1, 2, 3, 8] {
+        let taken: Arc<Vec<Vec<AtomicUsize>>> =
+            Arc::new(ROUNDS.iter().map(|&(units, _)| (0..units).map(|_| AtomicUsize::new(0)).collect()).collect());
+        let marks = taken.clone();
+        let program: Program = Arc::new(move |worker: &mut Worker<'_>| {
+            for (round, &(units, step)) in ROUNDS.iter().enumerate() {
+                if worker.index == round % worker.count {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                while let Some(some) = (step > 0).then(|| worker.take(units, step)).flatten() {
+                    assert!(some.start.is_multiple_of(step) && (some.end.is_multiple_of(step) || some.end == units));
+                    some.for_each(|unit| _ = marks[round][unit].fetch_add(1, Ordering::Relaxed));
+                }
+                worker.barrier();
+                assert!(marks[round].iter().all(|mark| mark.load(Ordering::Relaxed) == 1));
+            }
+        });
+        for _ in 0..5 {
+            taken.iter().flatten().for_each(|mark| mark.store(0, Ordering::Relaxed));
+            assert_eq!(cores(count).run(count, program.clone(), &mut || false), Some(count));
+        }
+    }
+}

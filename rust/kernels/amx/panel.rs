@@ -113,20 +113,20 @@ impl Panel {
         let (groups, _) = rows.quantised.as_chunks::<BLOCK>();
         // The panel's groups of a block of rows.
         let of_block = |block: usize| &groups[(start_row / BLOCK + block) * rows.groups + first..][..self.count];
-        let start = |rows: &[ActivationGroup; BLOCK], i: usize, products: &mut Products| {
+        let start = |group: &[ActivationGroup; BLOCK], i: usize, products: &mut Products| {
             // SAFETY: `unpack` wrote the first `count` groups.
-            unit.multiply::<PARTS, M>(rows, unsafe { self.quants[i].assume_init_ref() }, products);
+            unit.multiply::<PARTS, M>(group, unsafe { self.quants[i].assume_init_ref() }, products);
         };
         let [mut products, mut next_products] = self.products.each_mut();
         if count > 0 {
             start(&of_block(0)[0], 0, products);
         }
         for (block, out) in blocks.iter_mut().enumerate() {
-            let rows = of_block(block);
+            let own = of_block(block);
             let next_block = if block + 1 < count { of_block(block + 1).first() } else { None };
             let mut acc: [__m512; M] = std::array::from_fn(|m| avx512::load(&out[m]));
-            for (i, group) in rows.iter().enumerate() {
-                match rows.get(i + 1) {
+            for (i, group) in own.iter().enumerate() {
+                match own.get(i + 1) {
                     Some(next) => start(next, i + 1, next_products),
                     None => next_block.into_iter().for_each(|next| start(next, 0, next_products)),
                 }

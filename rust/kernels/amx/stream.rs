@@ -48,7 +48,7 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
     out: &mut [[f32; TILE]],
 ) {
     assert!(rows.count == M && rows.interleaved == BLOCK && rows.groups == tiles.groups);
-    let rows = &rows.quantised.as_chunks().0[..tiles.groups];
+    let activations = &rows.quantised.as_chunks::<BLOCK>().0[..tiles.groups];
     // The groups of consecutive tiles follow each other.
     let Tiles { dtype, groups, quants, scales, .. } = *tiles;
     let all = Tile { dtype, groups: tiles.count * groups, quants, scales };
@@ -58,7 +58,7 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
     let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; 4];
     let mut products = [Products::zero(), Products::zero()];
     let mut acc = [_mm512_setzero_ps(); M];
-    let [mut multiplied, mut scaled] = [rows.iter().cycle(), rows.iter().cycle()];
+    let [mut multiplied, mut scaled] = [activations.iter().cycle(), activations.iter().cycle()];
     let mut out = out.chunks_exact_mut(M);
     let mut left = groups;
     for g in 0..all.groups + 2 {
@@ -68,14 +68,14 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
         if (1..=all.groups).contains(&g) {
             // SAFETY: the group was unpacked in the last round.
             let Unpacked { quants, .. } = unsafe { unpacked[(g - 1) % 4].assume_init_ref() };
-            let rows = multiplied.next().expect("there are groups");
-            unit.multiply::<PARTS, M>(rows, quants, &mut products[(g - 1) % 2]);
+            let group = multiplied.next().expect("there are groups");
+            unit.multiply::<PARTS, M>(group, quants, &mut products[(g - 1) % 2]);
         }
         if g >= 2 {
             // SAFETY: the group was unpacked two rounds ago.
             let Unpacked { weights, .. } = unsafe { unpacked[(g - 2) % 4].assume_init_ref() };
-            let rows = scaled.next().expect("there are groups");
-            products[g % 2].add_to::<MINIMA, PARTS, M>(weights, rows, &mut acc);
+            let group = scaled.next().expect("there are groups");
+            products[g % 2].add_to::<MINIMA, PARTS, M>(weights, group, &mut acc);
             left -= 1;
             if left == 0 {
                 left = groups;

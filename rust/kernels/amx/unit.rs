@@ -5,6 +5,7 @@ use super::super::layout::*;
 use super::BLOCK;
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 /// Multiplies activations with quants into products, all with 64 bytes from row to row.
 macro_rules! product {
@@ -28,8 +29,10 @@ macro_rules! product {
 }
 
 /// The tile registers of this thread, in use until dropped: products of whole blocks in 0 to 2, with the rest of the
-/// rows in 3 and 4.
+/// rows in 3 and 4. A function that makes one makes no other.
 pub struct Unit {
+    /// It stays on its thread.
+    thread: PhantomData<*const ()>,
     /// Columns of a product.
     columns: usize,
     /// Rows beside whole blocks.
@@ -57,7 +60,7 @@ impl Unit {
         // SAFETY: `available` told that the instruction exists and may be used; the configuration is 64 bytes long and
         // shapes registers within palette 1's limits of 16 rows of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, preserves_flags, readonly)) };
-        Self { columns, rest }
+        Self { thread: PhantomData, columns, rest }
     }
 
     /// Multiplies a group's quants with the first `M` of a block's groups of activations, 32 / `PARTS` columns at a
@@ -74,8 +77,8 @@ impl Unit {
     ) {
         assert!(self.columns == GROUP / PARTS && (M == BLOCK || M == self.rest));
         for part in 0..PARTS {
-            // SAFETY: the 32 / PARTS columns of 16 quants are there, as are those of M groups of activations, a line
-            // each, and M rows of products fit.
+            // SAFETY: the registers have the shapes that this unit gave them. The 32 / PARTS columns of 16 quants are
+            // there, as are those of M groups of activations, a line each, and M rows of products fit.
             unsafe {
                 let activations = rows.as_ptr().cast::<i8>().add(part * GROUP / PARTS);
                 let quants = quants.as_ptr().cast::<i8>().add(part * GROUP_QUANTS / PARTS);

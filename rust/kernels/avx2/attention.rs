@@ -4,7 +4,7 @@ use super::{floats, load, store, Pair, BLOCK};
 use crate::blocks::GgmlType;
 use crate::kernels::layout::TILE;
 use crate::kernels::scalar::{self, Shape};
-use crate::kernels::{parts, prefetch};
+use crate::kernels::{prefetch_part, prefetch_parts};
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -44,9 +44,9 @@ fn multiply_block<const M: usize>(
     let zero = [_mm256_setzero_ps(); 2];
     let mut acc: [Pair; M] =
         std::array::from_fn(|m| if add { load(c[span(m)].as_array().expect("16 floats")) } else { zero });
-    let mut ahead = parts(ahead, b.len() / columns);
+    let mut ahead = prefetch_parts(ahead, b.len() / columns);
     for k in 0..b.len() / columns {
-        prefetch(ahead.next());
+        prefetch_part(ahead.next());
         let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
         for (m, acc) in acc.iter_mut().enumerate() {
             let x = _mm256_set1_ps(a[m * depth + k]);

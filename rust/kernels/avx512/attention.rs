@@ -8,7 +8,7 @@
 
 use super::TILE;
 use crate::kernels::scalar::Shape;
-use crate::kernels::{parts, prefetch};
+use crate::kernels::{prefetch_part, prefetch_parts};
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -125,9 +125,9 @@ fn multiply_block<const M: usize, const W: usize>(
             }
         }
     }
-    let mut ahead = parts(ahead, range.len());
+    let mut ahead = prefetch_parts(ahead, range.len());
     for k in range {
-        prefetch(ahead.next());
+        prefetch_part(ahead.next());
         let row = b(k);
         for (m, acc) in acc.iter_mut().enumerate() {
             // SAFETY: row m < M of `a`, k < depth; checked above.

@@ -11,10 +11,17 @@ use crate::kernels::scalar::Shape;
 use crate::kernels::vector::SoftmaxState;
 use crate::kernels::Kernels;
 use half::f16;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Blocks in a segment, the unit of parallel work over a long cache.
-pub const SEGMENT: usize = 4;
+/// Where the first segments start, in blocks; all later ones have [`SEGMENT`].
+///
+/// Performance note: segments are what workers share when there are few rows, so a short cache needs short ones. Merging
+/// one costs a hundredth of attending to a block, which is why the others are longer.
+const FIRST_SEGMENTS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
+const SEGMENT: usize = 4;
+/// How many blocks ahead keys and values are asked for.
+const AHEAD: usize = 3;
 /// Queries in a unit, about: enough that converting a block for them costs little.
 const QUERIES: usize = 128;
 
@@ -102,26 +109,24 @@ impl Accumulator {
     }
 
     /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them,
-    /// each later row one more. `next` are the keys of the block after it, or nothing.
+    /// each later row one more. `later` are the keys and values of a later block, or nothing.
     ///
     /// Performance note: a few queries take less time than it takes to fetch the block from memory, and the processor
-    /// does not foresee jumps from page to page; asking for it in advance makes decoding at 1,000 positions a third
-    /// faster.
+    /// does not foresee jumps from page to page: asking [`AHEAD`] makes 1 to 8 rows at 1,500 positions 5 to 10 % faster.
     fn add_block(
         &mut self,
         unit: &Unit<'_>,
         queries: &[f32],
         [keys, values]: [&[f16]; 2],
-        next: &[f16],
+        later: [&[f16]; 2],
         valid: usize,
         scratch: &mut Scratch,
     ) {
         scratch.scores.resize(self.states.len() * PAGE, 0.0);
         let seen = seen(valid, unit);
         let shape = Shape { wanted: seen, ..Shape::whole(self.states.len(), unit.width, PAGE) };
-        let ahead = &values[..seen * unit.width];
-        unit.kernels.multiply_f16(shape, queries, keys, ahead, &mut scratch.scores, false);
-        self.add_weighted(unit, &mut scratch.scores, values, next, valid, &mut scratch.factors);
+        unit.kernels.multiply_f16(shape, queries, keys, later[0], &mut scratch.scores, false);
+        self.add_weighted(unit, &mut scratch.scores, values, later[1], valid, &mut scratch.factors);
     }
 
     /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights; `valid` as for
@@ -183,7 +188,7 @@ impl Accumulator {
 }
 
 impl Unit<'_> {
-    /// Most rows of a unit for `group` heads; units start at multiples of it, so they never cross a block.
+    /// Most rows of a unit for `group` heads.
     pub fn rows(group: usize) -> usize {
         let most = (QUERIES / group).clamp(1, PAGE);
         1 << most.ilog2()
@@ -196,7 +201,18 @@ impl Unit<'_> {
 
     /// Number of segments that a query at `position` attends to.
     pub fn segments_at(position: usize) -> usize {
-        position / (PAGE * SEGMENT) + 1
+        let block = position / PAGE;
+        match FIRST_SEGMENTS.iter().position(|&start| block < start) {
+            Some(segments) => segments,
+            None => FIRST_SEGMENTS.len() + (block - FIRST_SEGMENTS[FIRST_SEGMENTS.len() - 1]) / SEGMENT,
+        }
+    }
+
+    /// The blocks of a segment, which workers may attend to in parallel.
+    pub fn segment_blocks(segment: usize) -> Range<usize> {
+        let last = FIRST_SEGMENTS.len() - 1;
+        let start = |i: usize| *FIRST_SEGMENTS.get(i).unwrap_or(&(FIRST_SEGMENTS[last] + (i - last.min(i)) * SEGMENT));
+        start(segment)..start(segment + 1)
     }
 
     /// The block of the unit's own positions: the last one it attends to.
@@ -214,6 +230,11 @@ impl Unit<'_> {
         }
     }
 
+    /// Keys and values of a block.
+    fn read<'p>(&self, page: &'p Page) -> [&'p [f16]; 2] {
+        [page.keys(self.layer, self.head), page.values(self.layer, self.head)]
+    }
+
     /// Attends to the positions of one segment; the result is in the returned accumulator.
     pub fn attend_segment<'w>(
         &self,
@@ -224,16 +245,16 @@ impl Unit<'_> {
     ) -> &'w Accumulator {
         let Workspace { scratch, segment: acc, some } = work;
         acc.clear(self.queries(), self.width);
-        let blocks = segment * SEGMENT..(self.own_block() + 1).min((segment + 1) * SEGMENT);
+        let Range { start, end } = Self::segment_blocks(segment);
+        let blocks = start..end.min(self.own_block() + 1);
         for block in blocks.clone() {
-            let next = self.pages[block + 1..blocks.end].first();
-            let next = next.map_or(&[][..], |page| page.keys(self.layer, self.head));
+            let later = self.pages[..=self.own_block()].get(block + AHEAD);
+            let later = later.map_or([&[][..]; 2], |page| self.read(page));
             let valid = PAGE.min(self.position + 1 - block * PAGE);
-            let page = &self.pages[block];
-            let [keys, values] = [page.keys(self.layer, self.head), page.values(self.layer, self.head)];
+            let block_values = self.read(&self.pages[block]);
             let kept = kept.map(|kept| kept.block(block)).filter(|kept| kept.contains(&false));
             let Some(kept) = kept else {
-                acc.add_block(self, queries, [keys, values], next, valid, scratch);
+                acc.add_block(self, queries, block_values, later, valid, scratch);
                 continue;
             };
             let (indices, some_queries, some) = some;
@@ -242,7 +263,7 @@ impl Unit<'_> {
             if !indices.is_empty() {
                 some.gather(acc, indices);
                 gather_rows(queries, self.width, indices, some_queries);
-                some.add_block(self, some_queries, [keys, values], &[], valid, scratch);
+                some.add_block(self, some_queries, block_values, [&[]; 2], valid, scratch);
                 some.scatter(acc, indices);
             }
         }

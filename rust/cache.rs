@@ -55,13 +55,15 @@ pub struct Page {
 }
 
 impl Page {
-    fn new(shape: CacheShape) -> Self {
+    /// `count` pages side by side, so that the system's large pages can back them.
+    fn several(shape: CacheShape, count: usize) -> impl DoubleEndedIterator<Item = Self> {
         let means = vec![OnceLock::new(); shape.n_layer * shape.n_head_kv];
-        Self { shape, data: Shared::mapped(shape.page_len()), means }
+        let all = Shared::mapped(shape.page_len(), count).into_iter();
+        all.map(move |data| Self { shape, data, means: means.clone() })
     }
 
     fn copy(&self) -> Self {
-        let new = Self::new(self.shape);
+        let new = Self::several(self.shape, 1).next().expect("one page");
         new.data.write(0..new.data.len()).copy_from_slice(self.all());
         new
     }
@@ -135,17 +137,27 @@ impl Page {
 }
 
 /// The cache of one sequence.
-#[derive(Clone)]
 pub struct KvCache {
     shape: CacheShape,
     pages: Vec<Arc<Page>>,
+    /// Pages for later positions, the next one last; no memory backs them yet.
+    spare: Vec<Page>,
     len: usize,
+}
+
+/// Most pages that are made before they are needed.
+const SPARE: usize = 16;
+
+impl Clone for KvCache {
+    fn clone(&self) -> Self {
+        Self { shape: self.shape, pages: self.pages.clone(), spare: Vec::new(), len: self.len }
+    }
 }
 
 impl KvCache {
     /// An empty cache.
     pub fn new(shape: CacheShape) -> Self {
-        Self { shape, pages: Vec::new(), len: 0 }
+        Self { shape, pages: Vec::new(), spare: Vec::new(), len: 0 }
     }
 
     /// Cached positions.
@@ -167,9 +179,15 @@ impl KvCache {
     ///
     /// The positions count as cached only after [`KvCache::commit`].
     pub fn reserve(&mut self, count: usize) {
-        for i in self.len / PAGE..(self.len + count).div_ceil(PAGE) {
+        let needed = (self.len + count).div_ceil(PAGE);
+        let missing = needed.saturating_sub(self.pages.len());
+        if missing > self.spare.len() {
+            // What is left of the spare ones is given up, for it lies elsewhere.
+            self.spare = Page::several(self.shape, missing.max(self.pages.len().min(SPARE))).rev().collect();
+        }
+        for i in self.len / PAGE..needed {
             match self.pages.get_mut(i) {
-                None => self.pages.push(Arc::new(Page::new(self.shape))),
+                None => self.pages.push(Arc::new(self.spare.pop().expect("as many as are missing"))),
                 Some(page) => match Arc::get_mut(page) {
                     Some(page) => page.means.fill(OnceLock::new()),
                     None => *page = Arc::new(page.copy()),
@@ -217,11 +235,11 @@ impl KvCache {
                 bytes.len()
             )));
         }
-        let pages = bytes.chunks_exact(page_bytes).map(|bytes| {
-            let page = Page::new(shape);
-            bytemuck::cast_slice_mut(page.data.write(0..page.data.len())).copy_from_slice(bytes);
-            Arc::new(page)
-        });
-        Ok(Self { shape, len, pages: pages.collect() })
+        let pages =
+            Page::several(shape, len.div_ceil(PAGE)).zip(bytes.chunks_exact(page_bytes)).map(|(page, bytes)| {
+                bytemuck::cast_slice_mut(page.data.write(0..page.data.len())).copy_from_slice(bytes);
+                Arc::new(page)
+            });
+        Ok(Self { shape, len, pages: pages.collect(), spare: Vec::new() })
     }
 }

@@ -10,18 +10,18 @@ mod choose;
 mod output;
 mod store;
 
-use crate::attention::{Accumulator, Unit, Workspace};
+use crate::attention::{Accumulator, Workspace};
 use crate::cache::Page;
 use crate::config::Config;
 use crate::distribution::argmax;
 use crate::kernels::layout::{GROUP, TILE};
 use crate::kernels::shared::Shared;
-use crate::kernels::vector::SoftmaxState;
 use crate::kernels::Kernels;
 use crate::matmul::{multiply, multiply_together, Activations};
 use crate::pattern::{Prompt, Selection};
 use crate::threads::Worker;
 use crate::weights::{Layer, Matrix, Weights};
+use attend::AttentionPlan;
 pub use buffers::Buffers;
 use choose::Choices;
 use half::f16;
@@ -56,14 +56,6 @@ pub struct Row {
     pub sequence: usize,
     /// Its position in the sequence.
     pub position: usize,
-}
-
-/// Rows of one sequence, at consecutive positions, that attend together.
-struct UnitRows {
-    rows: Range<usize>,
-    segments: usize,
-    /// Where its partial results start, in queries, when segments run in parallel.
-    partial: usize,
 }
 
 /// What a pass gives for every wanted row: what its task asks for.
@@ -104,11 +96,9 @@ pub struct Pass {
     task: Task,
     /// Cosines and sines of every row's rotation, `[rows][pairs]` each.
     angles: [Vec<f32>; 2],
-    units: Vec<UnitRows>,
+    attention: AttentionPlan,
     /// Rows that share a page of the cache.
     pages: Vec<Range<usize>>,
-    /// States and sums of single segments, when these run in parallel.
-    partials: Option<(Shared<SoftmaxState>, Shared<f32>)>,
     output: Output,
     stopped: AtomicBool,
 }
@@ -125,36 +115,7 @@ impl Pass {
         let angles: Vec<f64> = rows.iter().flat_map(angle).collect();
         let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
 
-        let group = config.n_head / config.n_head_kv;
-        // A unit reads all keys and values of its head, so the more rows it has the better; but every worker needs
-        // several pieces of work, or the slowest decides: units, or the segments of these where they may run in
-        // parallel.
-        let dense = prompts.iter().all(Option::is_none);
-        let segments = rows.iter().map(|row| Unit::segments_at(row.position)).max();
-        let pieces = segments.filter(|_| dense).unwrap_or(1);
-        let even = (rows.len() * config.n_head_kv * pieces).div_ceil(4 * workers);
-        let unit_rows = 1 << even.clamp(1, Unit::rows(group)).ilog2();
-        let mut units: Vec<UnitRows> = Vec::new();
-        let mut partial = 0;
-        for (i, row) in rows.iter().enumerate() {
-            let segments = Unit::segments_at(row.position);
-            match units.last_mut() {
-                Some(unit) if row.position % unit_rows != 0 && rows[unit.rows.start].sequence == row.sequence => {
-                    unit.rows.end = i + 1;
-                }
-                _ => units.push(UnitRows { rows: i..i + 1, segments, partial: 0 }),
-            }
-        }
-        for unit in &mut units {
-            unit.partial = partial;
-            partial += config.n_head_kv * unit.segments * unit.rows.len() * group;
-        }
-        let split = workers > 1
-            && dense
-            && units.len() * config.n_head_kv < 4 * workers
-            && units.iter().any(|unit| unit.segments > 1);
-        let width = config.head_dim.next_multiple_of(16);
-        let partials = split.then(|| (Shared::zeroed(partial), Shared::zeroed(partial * width)));
+        let attention = AttentionPlan::new(config, rows, prompts.iter().all(Option::is_none), workers);
         buffers.normed.reset(rows.len());
         buffers.attended.reset(rows.len());
         buffers.hidden.reset(rows.len());
@@ -167,7 +128,7 @@ impl Pass {
         };
         let stopped = AtomicBool::new(false);
         let pages = by_page(&task.rows);
-        Self { buffers, task, angles, units, pages, partials, output, stopped, decoder }
+        Self { buffers, task, angles, attention, pages, output, stopped, decoder }
     }
 
     /// What was wanted, and the buffers; `None` if the pass was stopped.

@@ -14,8 +14,9 @@ use crate::kernels::layout::{
     pack_group, quant_bytes, scale_bytes, Layout, Tile, Tiles, GROUP, GROUP_QUANTS, SUPER, TILE,
 };
 use crate::kernels::scalar::{lane, row_weights, unpack_one};
+use crate::mapping::anonymous;
 use half::{bf16, f16};
-use memmap2::{Mmap, MmapMut};
+use memmap2::Mmap;
 use norms::norms;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -301,10 +302,7 @@ impl Weights {
             let scales = place(tiles * scale_bytes(info.dtype, groups));
             plans.push(Plan { info, quants, scales });
         }
-        let mut arena = MmapMut::map_anon(end).map_err(|source| Error::io(file.path(), source))?;
-        // Fewer misses in the address cache while streaming; a refusal only costs speed.
-        #[cfg(target_os = "linux")]
-        let _ = arena.advise(memmap2::Advice::HugePage);
+        let mut arena = anonymous(end).map_err(|source| Error::io(file.path(), source))?;
         for plan in &plans {
             if poll() {
                 return Err(Error::Interrupted);

@@ -1,119 +1,244 @@
 //! The attention phase of a pass: which worker attends for which rows and heads.
 
-use super::{Decoder, Local, Pass, Row, UnitRows};
+use super::{Decoder, Local, Pass, Row};
 use crate::attention::Unit;
+use crate::cache::PAGE;
+use crate::config::Config;
 use crate::kernels::layout::GROUP;
+use crate::kernels::shared::Shared;
+use crate::kernels::vector::SoftmaxState;
 use crate::threads::Worker;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-impl Pass {
-    /// Attention of all rows; with `partials` the segments of a unit are spread over the workers and merged after.
-    pub(super) fn attend(&self, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
-        let heads = self.decoder.config.n_head_kv;
-        let Some((states, sums)) = &self.partials else {
-            for item in (worker.index..self.units.len() * heads).step_by(worker.count) {
-                // A unit over a long cache takes milliseconds, all of them many times what a user would wait.
-                if worker.poll() {
-                    self.stopped.store(true, Ordering::Relaxed);
+/// How many queries it takes as long to attend for as to read the keys and values, about.
+const READING: usize = 4;
+
+/// Who attends for whom.
+pub(super) struct AttentionPlan {
+    /// Rows of one sequence, in one block of positions, that attend together.
+    units: Vec<Range<usize>>,
+    split: Option<Split>,
+}
+
+/// Attention of few rows: workers share the segments of all heads evenly. Where they share a head, its segments are
+/// merged after.
+struct Split {
+    /// For each worker that the pass was planned for.
+    parts: Vec<Vec<Part>>,
+    shared: Vec<SharedHead>,
+    states: Shared<SoftmaxState>,
+    sums: Shared<f32>,
+}
+
+/// Segments of one head of a unit.
+struct Part {
+    unit: usize,
+    head: usize,
+    segments: Range<usize>,
+    /// Where their results are, in queries; `None` if these are all the segments, which are merged at once.
+    results: Option<Range<usize>>,
+}
+
+/// A head of a unit that several workers attend to, and where the results of all its segments are, in queries.
+struct SharedHead {
+    unit: usize,
+    head: usize,
+    results: Range<usize>,
+}
+
+impl AttentionPlan {
+    /// A plan for `rows`, which attend to everything if `dense`.
+    pub fn new(config: &Config, rows: &[Row], dense: bool, workers: usize) -> Self {
+        // A unit reads all keys and values of its head, so the more rows it has the better; but where it cannot be
+        // split, every worker needs several, or the slowest decides.
+        let most = Unit::rows(config.n_head / config.n_head_kv);
+        let even = (rows.len() * config.n_head_kv).div_ceil(4 * workers);
+        let most = if dense { most } else { even.clamp(1, most) };
+        let mut units: Vec<Range<usize>> = Vec::new();
+        for (i, row) in rows.iter().enumerate() {
+            match units.last_mut() {
+                Some(unit)
+                    if row.position % PAGE != 0 && unit.len() < most && rows[unit.start].sequence == row.sequence =>
+                {
+                    unit.end = i + 1;
                 }
-                if self.stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-                let rows = &self.units[item / heads];
-                let unit = self.unit(layer, rows, item % heads, local);
-                let prompt = self.task.prompts[self.task.rows[rows.rows.start].sequence].as_ref();
-                let Local { queries, selection, total, work, .. } = local;
-                let n_layer = self.decoder.config.n_layer;
-                let selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
-                let kept = selection.as_ref().map(|selection| selection.kept());
-                unit.attend(queries, kept, total, work);
-                if let Some(counts) = prompt.and_then(|prompt| prompt.counts.as_ref()) {
-                    counts.add(&unit, kept);
-                }
-                if let Some(selection) = selection {
-                    selection.correct(&unit, total);
-                }
-                self.put_attended(rows, item % heads, local);
-            }
-            return;
-        };
-        let items = |rows: &UnitRows| heads * rows.segments;
-        let span = |rows: &UnitRows, unit: &Unit<'_>, segment: usize| {
-            let at = rows.partial + (unit.head * rows.segments + segment) * unit.queries();
-            at..at + unit.queries()
-        };
-        let mut number = 0;
-        for rows in &self.units {
-            for item in 0..items(rows) {
-                number += 1;
-                if number % worker.count != worker.index {
-                    continue;
-                }
-                let unit = self.unit(layer, rows, item / rows.segments, local);
-                let segment = item % rows.segments;
-                let (new_states, new_sums) =
-                    unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
-                let span = span(rows, &unit, segment);
-                states.write(span.clone()).copy_from_slice(new_states);
-                sums.write(span.start * unit.width..span.end * unit.width).copy_from_slice(new_sums);
+                _ => units.push(i..i + 1),
             }
         }
-        worker.barrier();
-        for item in (worker.index..self.units.len() * heads).step_by(worker.count) {
-            let rows = &self.units[item / heads];
-            let unit = self.unit_without_queries(layer, rows, item % heads);
-            local.total.clear(unit.queries(), unit.width);
-            for segment in 0..rows.segments {
-                let span = span(rows, &unit, segment);
-                let sums = sums.read(span.start * unit.width..span.end * unit.width);
-                local.total.merge(&self.decoder.kernels, states.read(span), sums);
+        let few = units.len() * config.n_head_kv < 4 * workers;
+        let split = (workers > 1 && dense && few).then(|| Split::new(config, rows, &units, workers));
+        Self { units, split }
+    }
+}
+
+impl Split {
+    fn new(config: &Config, rows: &[Row], units: &[Range<usize>], workers: usize) -> Self {
+        let group = config.n_head / config.n_head_kv;
+        let queries = |unit: usize| units[unit].len() * group;
+        let segments = |unit: usize| Unit::segments_at(rows[units[unit].start].position);
+        let heads = (0..units.len()).flat_map(|unit| (0..config.n_head_kv).map(move |head| (unit, head)));
+        // Units, heads and segments.
+        let pieces: Vec<_> = heads.flat_map(|(unit, head)| (0..segments(unit)).map(move |i| (unit, head, i))).collect();
+
+        // Each worker gets the pieces of which the middle is in its share of the work.
+        let mut work = 0;
+        let mut middles = Vec::new();
+        for &(unit, _, segment) in &pieces {
+            let blocks = Unit::segment_blocks(segment);
+            let end = rows[units[unit].end - 1].position + 1;
+            let own = (end.min(blocks.end * PAGE) - blocks.start * PAGE) * (queries(unit) + READING);
+            middles.push(2 * work + own);
+            work += own;
+        }
+        let start = |worker: usize| middles.partition_point(|middle| middle * workers < 2 * work * worker);
+
+        let mut shared: Vec<SharedHead> = Vec::new();
+        let mut results = 0;
+        let mut part = |pieces: &[(usize, usize, usize)]| {
+            let (unit, head, first) = pieces[0];
+            let part = Part { unit, head, segments: first..first + pieces.len(), results: None };
+            if pieces.len() == segments(unit) {
+                return part;
             }
-            self.put_attended(rows, item % heads, local);
+            if shared.last().is_none_or(|shared| (shared.unit, shared.head) != (unit, head)) {
+                let start = results;
+                results += segments(unit) * queries(unit);
+                shared.push(SharedHead { unit, head, results: start..results });
+            }
+            let start = results - (segments(unit) - first) * queries(unit);
+            Part { results: Some(start..start + pieces.len() * queries(unit)), ..part }
+        };
+        let same_head = |a: &(usize, usize, usize), b: &(usize, usize, usize)| (a.0, a.1) == (b.0, b.1);
+        let own = |worker| pieces[start(worker)..start(worker + 1)].chunk_by(same_head);
+        let parts = (0..workers).map(|worker| own(worker).map(&mut part).collect()).collect();
+        let width = config.head_dim.next_multiple_of(16);
+        Self { parts, shared, states: Shared::zeroed(results), sums: Shared::zeroed(results * width) }
+    }
+}
+
+impl Pass {
+    /// Attention of all rows.
+    pub(super) fn attend(&self, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
+        match &self.attention.split {
+            None => self.attend_units(worker, layer, local),
+            Some(split) => {
+                self.attend_parts(split, worker, layer, local);
+                if !split.shared.is_empty() {
+                    worker.barrier();
+                    self.merge_shared(split, worker, layer, local);
+                }
+            }
         }
     }
 
-    fn unit_without_queries(&self, layer: usize, rows: &UnitRows, head: usize) -> Unit<'_> {
+    fn attend_units(&self, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
+        let heads = self.decoder.config.n_head_kv;
+        for item in (worker.index..self.attention.units.len() * heads).step_by(worker.count) {
+            // A unit over a long cache takes milliseconds, all of them many times what a user would wait.
+            if worker.poll() {
+                self.stopped.store(true, Ordering::Relaxed);
+            }
+            if self.stopped.load(Ordering::Relaxed) {
+                return;
+            }
+            let index = item / heads;
+            let unit = self.unit(layer, index, item % heads);
+            self.put_queries(&unit, index, local);
+            let prompt = self.task.prompts[self.task.rows[self.attention.units[index].start].sequence].as_ref();
+            let Local { queries, selection, total, work, .. } = local;
+            let n_layer = self.decoder.config.n_layer;
+            let selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
+            let kept = selection.as_ref().map(|selection| selection.kept());
+            unit.attend(queries, kept, total, work);
+            if let Some(counts) = prompt.and_then(|prompt| prompt.counts.as_ref()) {
+                counts.add(&unit, kept);
+            }
+            if let Some(selection) = selection {
+                selection.correct(&unit, total);
+            }
+            self.put_attended(&unit, index, 0, local);
+        }
+    }
+
+    /// A worker's parts of a split.
+    fn attend_parts(&self, split: &Split, worker: &Worker<'_>, layer: usize, local: &mut Local) {
+        // A pass may get fewer workers than it was planned for.
+        let own = split.parts.iter().skip(worker.index).step_by(worker.count).flatten();
+        for Part { unit: index, head, segments, results } in own {
+            let unit = self.unit(layer, *index, *head);
+            self.put_queries(&unit, *index, local);
+            let Some(results) = results else {
+                unit.attend(&local.queries, None, &mut local.total, &mut local.work);
+                self.put_attended(&unit, *index, 0, local);
+                continue;
+            };
+            for (segment, at) in segments.clone().zip(results.clone().step_by(unit.queries())) {
+                let (states, sums) = unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
+                split.states.write(at..at + states.len()).copy_from_slice(states);
+                split.sums.write(at * unit.width..at * unit.width + sums.len()).copy_from_slice(sums);
+            }
+        }
+    }
+
+    /// Merges a worker's share of the queries of each head that several attended to.
+    fn merge_shared(&self, split: &Split, worker: &Worker<'_>, layer: usize, local: &mut Local) {
+        for SharedHead { unit: index, head, results } in &split.shared {
+            let unit = self.unit(layer, *index, *head);
+            let own = worker.share(unit.queries(), 1);
+            if own.is_empty() {
+                continue;
+            }
+            local.total.clear(own.len(), unit.width);
+            for segment in results.clone().step_by(unit.queries()) {
+                let results = segment + own.start..segment + own.end;
+                let sums = split.sums.read(results.start * unit.width..results.end * unit.width);
+                local.total.merge(&self.decoder.kernels, split.states.read(results), sums);
+            }
+            self.put_attended(&unit, *index, own.start, local);
+        }
+    }
+
+    fn unit(&self, layer: usize, index: usize, head: usize) -> Unit<'_> {
         let config = &self.decoder.config;
-        let Row { sequence, position, .. } = self.task.rows[rows.rows.start];
+        let rows = &self.attention.units[index];
+        let Row { sequence, position, .. } = self.task.rows[rows.start];
         Unit {
             kernels: &self.decoder.kernels,
             pages: &self.task.sequences[sequence],
             layer,
             head,
             position,
-            rows: rows.rows.len(),
+            rows: rows.len(),
             group: config.n_head / config.n_head_kv,
             width: config.head_dim.next_multiple_of(16),
         }
     }
 
-    /// The unit of `rows` and one key/value head; its queries, scaled and rotated, go to `local.queries`.
-    fn unit(&self, layer: usize, rows: &UnitRows, head: usize, local: &mut Local) -> Unit<'_> {
-        let unit = self.unit_without_queries(layer, rows, head);
+    /// Puts the queries of a unit, scaled and rotated, into `local.queries`.
+    fn put_queries(&self, unit: &Unit<'_>, index: usize, local: &mut Local) {
         let scale = 1.0 / (self.decoder.config.head_dim as f32).sqrt();
         local.queries.clear();
-        for row in rows.rows.clone() {
+        for row in self.attention.units[index].clone() {
             for i in 0..unit.group {
                 let at = local.queries.len();
-                local.queries.extend_from_slice(self.buffers.qkv.read(self.head(row, head * unit.group + i)));
+                local.queries.extend_from_slice(self.buffers.qkv.read(self.head(row, unit.head * unit.group + i)));
                 self.rotate(row, &mut local.queries[at..]);
                 self.decoder.kernels.scale(&mut local.queries[at..], scale);
                 local.queries.resize(at + unit.width, 0.0);
             }
         }
-        unit
     }
 
-    /// Divides `local.total` by its sums and puts it where the output product reads.
-    fn put_attended(&self, rows: &UnitRows, head: usize, local: &mut Local) {
+    /// Divides `local.total`, of queries from the unit's `first` on, by its sums and puts it where the output product
+    /// reads.
+    fn put_attended(&self, unit: &Unit<'_>, index: usize, first: usize, local: &mut Local) {
         let Decoder { config, kernels, .. } = &*self.decoder;
-        let group = config.n_head / config.n_head_kv;
-        let width = config.head_dim.next_multiple_of(16);
         let out = local.total.finish(kernels);
         let whole = self.decoder.heads_are_groups();
-        for (i, out) in out.chunks_exact(width).enumerate() {
-            let at = (head * group + i % group) * config.head_dim;
-            let (row, out) = (rows.rows.start + i / group, &out[..config.head_dim]);
+        for (i, out) in (first..).zip(out.chunks_exact(unit.width)) {
+            let at = (unit.head * unit.group + i % unit.group) * config.head_dim;
+            let (row, out) = (self.attention.units[index].start + i / unit.group, &out[..config.head_dim]);
             match whole {
                 true => self.buffers.attended.put(kernels, row, at / GROUP, out),
                 false => self.buffers.attended.put_floats(row, at, out),

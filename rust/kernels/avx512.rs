@@ -348,4 +348,14 @@ pub fn to_f16(values: &[f32], out: &mut [f16]) {
     super::scalar::to_f16(tail, out_tail);
 }
 
-vector::instantiate_all_but_quantize!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+/// As [`vector::softmax_rows`].
+///
+/// Performance note: the compiler's own way from 16 lanes to one takes as long as the exponentials of a row.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]) {
+    let largest = |lanes: [f32; TILE]| _mm512_reduce_max_ps(load(&lanes));
+    let sum = |lanes: [f32; TILE]| _mm512_reduce_add_ps(load(&lanes));
+    vector::softmax_rows_with(scores, valid, group, states, factors, largest, sum);
+}
+
+vector::instantiate_some!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");

@@ -192,21 +192,31 @@ impl Kernels {
     }
 }
 
-/// Cuts values that will be read soon into parts of whole cache lines, at most one for each of `steps` steps until then.
+/// Values that will be read soon, to be asked for a few cache lines at a time.
 #[cfg(target_arch = "x86_64")]
-fn prefetch_parts(ahead: &[f16], steps: usize) -> std::slice::Chunks<'_, f16> {
-    const LINE: usize = 64 / size_of::<f16>();
-    ahead.chunks(ahead.len().div_ceil(steps.max(1)).next_multiple_of(LINE).max(LINE))
+struct Ahead {
+    next: *const u8,
+    lines: usize,
 }
 
-/// Asks for a part of memory that will be read soon, if there is one.
 #[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn prefetch_part(part: Option<&[f16]>) {
-    use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-    for line in part.into_iter().flat_map(|part| part.chunks(64 / size_of::<f16>())) {
-        // SAFETY: a hint, which reads nothing; every x86-64 CPU has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+impl Ahead {
+    const LINE: usize = 64;
+
+    /// All of `values` in `steps` steps.
+    fn new(values: &[f16], steps: usize) -> Self {
+        Self { next: values.as_ptr().cast(), lines: size_of_val(values).div_ceil(Self::LINE).div_ceil(steps.max(1)) }
+    }
+
+    /// Asks for the next few lines; the last step may ask for some beyond the values.
+    #[inline(always)]
+    fn step(&mut self) {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T1};
+        for _ in 0..self.lines {
+            // SAFETY: a hint, which reads nothing; every x86-64 CPU has it.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.cast()) };
+            self.next = self.next.wrapping_add(Self::LINE);
+        }
     }
 }
 

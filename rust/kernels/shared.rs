@@ -4,8 +4,8 @@
 //! its own part of a buffer and nobody reads that part; after the barrier everybody may read. The borrow checker
 //! cannot see barriers, so this file states the contract once and keeps the `unsafe` that relies on it.
 
+use crate::mapping::{zeros, Zeros};
 use bytemuck::Zeroable;
-use memmap2::{MmapMut, MmapRaw};
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(crate) struct Shared<T> {
 enum Memory<T> {
     Heap(Box<[UnsafeCell<T>]>),
     /// Of so many elements.
-    Mapped(MmapRaw, usize),
+    Mapped(Zeros, usize),
 }
 
 /// Fewest bytes for which a mapping is worth its system calls.
@@ -34,19 +34,24 @@ impl<T: Copy + Zeroable> Shared<T> {
         Self { memory: Memory::Heap(cells) }
     }
 
-    /// The same, but when it is dropped a large one goes back to the system, of which allocators keep a good deal.
-    pub fn mapped(len: usize) -> Self {
+    /// `count` such buffers side by side. If they are large, each goes back to the system when it is dropped, where
+    /// allocators would keep a good deal.
+    pub fn mapped(len: usize, count: usize) -> Vec<Self> {
         let bytes = len * size_of::<T>();
-        let map = (bytes >= MAPPED).then(|| MmapMut::map_anon(bytes).ok()).flatten();
-        map.map_or_else(|| Self::zeroed(len), |map| Self { memory: Memory::Mapped(map.into(), len) })
+        let parts = (bytes * count >= MAPPED).then(|| zeros(bytes, count).ok()).flatten();
+        match parts {
+            Some(parts) => parts.map(|part| Self { memory: Memory::Mapped(part, len) }).collect(),
+            None => (0..count).map(|_| Self::zeroed(len)).collect(),
+        }
     }
 
     fn cells(&self) -> &[UnsafeCell<T>] {
         match &self.memory {
             Memory::Heap(cells) => cells,
-            // SAFETY: the mapping has room for so many elements, starts at a page and was filled with zeros, which are
-            // values of `T`. References to it are only made from these cells.
-            Memory::Mapped(map, len) => unsafe { std::slice::from_raw_parts(map.as_mut_ptr().cast(), *len) },
+            // SAFETY: the memory has room for so many elements and was filled with zeros, which are values of `T`; it is
+            // aligned, since buffers of `T` follow each other from the start of a page. References to it are only made
+            // from these cells.
+            Memory::Mapped(zeros, len) => unsafe { std::slice::from_raw_parts(zeros.as_mut_ptr().cast(), *len) },
         }
     }
 
@@ -90,15 +95,18 @@ mod tests {
 
     #[test]
     fn small_and_large_buffers_are_alike() {
-        for bytes in [0, 2, MAPPED - 2, MAPPED, MAPPED + 2, 3 * MAPPED] {
-            let shared = Shared::<u16>::mapped(bytes / 2);
-            assert_eq!(shared.len(), bytes / 2);
-            assert_eq!(matches!(shared.memory, Memory::Mapped(..)), bytes >= MAPPED);
-            assert!(shared.read(0..shared.len()).iter().all(|&value| value == 0));
-            if let Some(last) = shared.len().checked_sub(1) {
-                shared.write(last..last + 1)[0] = 7;
-                assert_eq!(shared.read(last..last + 1), [7]);
-                assert_eq!(shared.into_vec().last(), Some(&7));
+        for (bytes, count) in [(0, 1), (2, 3), (MAPPED - 2, 1), (MAPPED, 1), (MAPPED / 2 + 2, 2), (3 * MAPPED, 5)] {
+            let all = Shared::<u16>::mapped(bytes / 2, count);
+            assert_eq!(all.len(), count);
+            for (i, shared) in all.iter().enumerate() {
+                assert_eq!(shared.len(), bytes / 2);
+                assert_eq!(matches!(shared.memory, Memory::Mapped(..)), bytes * count >= MAPPED);
+                assert!(shared.read(0..shared.len()).iter().all(|&value| value == 0));
+                shared.write(0..shared.len()).fill(i as u16 + 1);
+            }
+            // What is dropped takes nothing of its neighbours with it.
+            for (i, shared) in all.into_iter().enumerate().filter(|(i, _)| i % 2 == 1) {
+                assert!(shared.into_vec().iter().all(|&value| value == i as u16 + 1));
             }
         }
     }

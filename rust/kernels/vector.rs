@@ -151,6 +151,32 @@ impl SoftmaxState {
 /// row `i` accumulated before to the new maximum.
 #[inline(always)]
 pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]) {
+    softmax_rows_with(scores, valid, group, states, factors, largest_lane, sum_of_lanes);
+}
+
+/// Largest of 16 lanes, none of which is NaN.
+#[inline(always)]
+pub fn largest_lane(lanes: [f32; LANES]) -> f32 {
+    fold(lanes, |a, b| if b > a { b } else { a })
+}
+
+/// Sum of 16 lanes as a balanced tree.
+#[inline(always)]
+pub fn sum_of_lanes(lanes: [f32; LANES]) -> f32 {
+    fold(lanes, |a, b| a + b)
+}
+
+/// [`softmax_rows`] with an instruction set's own [`largest_lane`] and [`sum_of_lanes`].
+#[inline(always)]
+pub fn softmax_rows_with(
+    scores: &mut [f32],
+    valid: usize,
+    group: usize,
+    states: &mut [SoftmaxState],
+    factors: &mut [f32],
+    largest_lane: impl Fn([f32; LANES]) -> f32,
+    sum_of_lanes: impl Fn([f32; LANES]) -> f32,
+) {
     let (rows, _) = scores.as_chunks_mut::<BLOCK>();
     // Three passes, so that the chains of one row's maximum, factor and sum do not wait for each other.
     for (i, row) in rows.iter_mut().enumerate() {
@@ -164,7 +190,7 @@ pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut
                 *lane = if s > *lane { s } else { *lane };
             }
         }
-        let max = fold(lanes, |a, b| if b > a { b } else { a });
+        let max = largest_lane(lanes);
         let max = if max > states[i].max { max } else { states[i].max };
         factors[i] = states[i].max - max;
         states[i].max = max;
@@ -180,7 +206,7 @@ pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut
                 *lane += *s;
             }
         }
-        state.sum = state.sum.mul_add(factor, fold(lanes, |a, b| a + b));
+        state.sum = state.sum.mul_add(factor, sum_of_lanes(lanes));
     }
 }
 
@@ -238,7 +264,18 @@ pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut
 /// Compiles this module's functions for a set of target features, under the same names.
 macro_rules! instantiate {
     ($features:literal) => {
-        vector::instantiate_all_but_quantize!($features);
+        vector::instantiate_some!($features);
+        /// As [`vector::softmax_rows`].
+        #[target_feature(enable = $features)]
+        pub fn softmax_rows(
+            scores: &mut [f32],
+            valid: usize,
+            group: usize,
+            states: &mut [SoftmaxState],
+            factors: &mut [f32],
+        ) {
+            vector::softmax_rows(scores, valid, group, states, factors)
+        }
         /// As [`vector::quantize`].
         #[target_feature(enable = $features)]
         pub fn quantize(halves: [&[f32; 16]; 2], out: &mut ActivationGroup) {
@@ -248,8 +285,8 @@ macro_rules! instantiate {
 }
 pub(super) use instantiate;
 
-/// The same for an instruction set with a `quantize` of its own.
-macro_rules! instantiate_all_but_quantize {
+/// The same for an instruction set with a `quantize` and `softmax_rows` of its own.
+macro_rules! instantiate_some {
     ($features:literal) => {
         /// As [`vector::rms_norm`].
         #[target_feature(enable = $features)]
@@ -265,17 +302,6 @@ macro_rules! instantiate_all_but_quantize {
         #[target_feature(enable = $features)]
         pub fn swiglu(gate: &mut [f32], up: &[f32]) {
             vector::swiglu(gate, up)
-        }
-        /// As [`vector::softmax_rows`].
-        #[target_feature(enable = $features)]
-        pub fn softmax_rows(
-            scores: &mut [f32],
-            valid: usize,
-            group: usize,
-            states: &mut [SoftmaxState],
-            factors: &mut [f32],
-        ) {
-            vector::softmax_rows(scores, valid, group, states, factors)
         }
         /// As [`vector::screen`].
         #[target_feature(enable = $features)]
@@ -294,7 +320,7 @@ macro_rules! instantiate_all_but_quantize {
         }
     };
 }
-pub(super) use instantiate_all_but_quantize;
+pub(super) use instantiate_some;
 
 #[cfg(test)]
 mod tests;

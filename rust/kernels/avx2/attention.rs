@@ -4,7 +4,7 @@ use super::{floats, load, store, Pair, BLOCK};
 use crate::blocks::GgmlType;
 use crate::kernels::layout::TILE;
 use crate::kernels::scalar::{self, Shape};
-use crate::kernels::{prefetch_part, prefetch_parts};
+use crate::kernels::Ahead;
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -18,10 +18,10 @@ pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [
             let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
             let ahead = if (n, i) == (0, 0) { ahead } else { &[] };
             match count - i {
-                1 => multiply_block::<1>(depth, a, b, ahead, n, columns, c, add),
-                2 => multiply_block::<2>(depth, a, b, ahead, n, columns, c, add),
-                3 => multiply_block::<3>(depth, a, b, ahead, n, columns, c, add),
-                _ => multiply_block::<BLOCK>(depth, a, b, ahead, n, columns, c, add),
+                1 => multiply_block::<1>(shape, a, b, ahead, n, c, add),
+                2 => multiply_block::<2>(shape, a, b, ahead, n, c, add),
+                3 => multiply_block::<3>(shape, a, b, ahead, n, c, add),
+                _ => multiply_block::<BLOCK>(shape, a, b, ahead, n, c, add),
             }
         }
     }
@@ -29,24 +29,23 @@ pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [
 
 /// `M` rows times 16 columns, from column `n` on.
 #[target_feature(enable = "avx2,fma,f16c")]
-#[allow(clippy::too_many_arguments)]
 fn multiply_block<const M: usize>(
-    depth: usize,
+    shape: Shape,
     a: &[f32],
     b: &[f16],
     ahead: &[f16],
     n: usize,
-    columns: usize,
     c: &mut [f32],
     add: bool,
 ) {
+    let Shape { depth, columns, .. } = shape;
     let span = |m: usize| m * columns + n..m * columns + n + TILE;
     let zero = [_mm256_setzero_ps(); 2];
     let mut acc: [Pair; M] =
         std::array::from_fn(|m| if add { load(c[span(m)].as_array().expect("16 floats")) } else { zero });
-    let mut ahead = prefetch_parts(ahead, b.len() / columns);
+    let mut ahead = Ahead::new(ahead, b.len() / columns);
     for k in 0..b.len() / columns {
-        prefetch_part(ahead.next());
+        ahead.step();
         let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
         for (m, acc) in acc.iter_mut().enumerate() {
             let x = _mm256_set1_ps(a[m * depth + k]);

@@ -94,6 +94,13 @@ def test_bad_arguments_are_refused_before_any_work(
     assert len(llm.generate(PROMPT, max_tokens=3, session=session).tokens) == 3
 
 
+@pytest.mark.parametrize("method", ["generate", "chat", "stream_chat"])
+def test_an_unknown_option_is_named_with_the_method_called(llm: Llama, method: str) -> None:
+    words = rf"^{method}\(\) got .* 'temperature'; it belongs to sampling=specrs.Sampling"
+    with pytest.raises(TypeError, match=words):
+        getattr(llm, method)([{"role": "user", "content": "hi"}], temperature=0.8)
+
+
 def test_a_session_of_another_model_is_refused(
     llm: Llama, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -322,6 +322,17 @@ def test_a_faulty_processor_is_named_and_the_session_stays_right(
     assert llm.generate(PROMPT, max_tokens=9, sampling=right, session=session).tokens == truth
 
 
+def test_what_a_processor_makes_too_large_for_a_float_is_infinite(llm: Llama) -> None:
+    def insisting(_: list[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        wide = logits.astype(np.float64)
+        wide[4] = 1e300
+        return wide
+
+    sampling = Sampling(logits_processor=insisting)
+    tokens = llm.generate(PROMPT, max_tokens=3, sampling=sampling, ignore_eos=True).tokens
+    assert tokens == [4, 4, 4]
+
+
 def test_forbidding_everything_is_an_error_that_says_where(llm: Llama) -> None:
     sampling = Sampling(temperature=1, logit_bias=dict.fromkeys(range(30), -np.inf))
     session = llm.session()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from numbers import Real
 from operator import index
 from pathlib import Path
@@ -64,6 +64,16 @@ def checked_text(name: str, text: Any) -> str:
             f"{text[error.start]!r}; replace it, or decode the bytes with errors='replace'"
         ) from None
     return text
+
+
+def checked_stop(stop: Any) -> tuple[str, ...]:
+    """Return one or several texts as a tuple; TypeError or ValueError for anything else."""
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+        raise TypeError(f"stop must be text or a sequence of texts, not {stop!r}")
+    if "" in stops:
+        raise ValueError("stop must not contain an empty text: it would end everything at once")
+    return tuple(checked_text("stop", text) for text in stops)
 
 
 def checked_path(name: str, path: Any) -> Path:

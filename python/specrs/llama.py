@@ -19,6 +19,7 @@ from .arguments import (
     checked_int,
     checked_path,
     checked_positive,
+    checked_stop,
     checked_text,
 )
 from .attention import Attention
@@ -221,10 +222,12 @@ class Llama:
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """Generate and return everything at once; arguments and errors as for `stream`."""
+        _check_options("generate", options)
         return self.stream(prompt, **options).collect()
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """Reply to a conversation and return everything at once; arguments as for `stream_chat`."""
+        _check_options("chat", options)
         return self.stream_chat(messages, **options).collect()
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
@@ -236,6 +239,7 @@ class Llama:
 
         Raises TemplateError, a ValueError, for what the template refuses.
         """
+        _check_options("stream_chat", options)
         return self.stream(self.chat_tokens(messages), **options)
 
     def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
@@ -291,7 +295,7 @@ class Llama:
         if max_tokens is not None:
             max_tokens = checked_int("max_tokens", max_tokens, "an int or None")
         nothing_to_do = room(len(ids), self.n_ctx, max_tokens, self._model.n_ctx_train) == 0
-        stops = _checked_stop(stop)
+        stops = checked_stop(stop)
         _require("sampling", sampling, Sampling)
         sampling.check_vocabulary(self.n_vocab)
         sampling = sampling.seeded()
@@ -401,15 +405,14 @@ class Llama:
         )
 
 
+def _check_options(method: str, options: Options) -> None:
+    """Raise TypeError for an option that no generation has."""
+    for name in options.keys() - Options.__annotations__.keys():
+        known = name in Sampling.__dataclass_fields__
+        hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if known else ""
+        raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
+
+
 def _require(name: str, value: object, wanted: type) -> None:
     if not isinstance(value, wanted):
         raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")
-
-
-def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops: Any = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
-        raise TypeError(f"stop must be text or a sequence of texts, not {stop!r}")
-    if "" in stops:
-        raise ValueError("stop must not contain an empty text: it would end everything at once")
-    return tuple(checked_text("stop", text) for text in stops)

@@ -268,4 +268,5 @@ class Picker:
                 f"logits_processor must return a float array of shape {row.shape}, "
                 f"not of shape {result.shape}"
             )
-        return np.ascontiguousarray(result, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, as it should
+            return np.ascontiguousarray(result, dtype=np.float32)

@@ -14,11 +14,7 @@ use half::f16;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where the first segments start, in blocks; all later ones have [`SEGMENT`].
-///
-/// Performance note: segments are what workers share when there are few rows, so a short cache needs short ones. Merging
-/// one costs a hundredth of attending to a block, which is why the others are longer.
-const FIRST_SEGMENTS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
+/// Blocks of a segment, but for the first six.
 const SEGMENT: usize = 4;
 /// How many blocks ahead keys and values are asked for.
 const AHEAD: usize = 3;
@@ -130,14 +126,14 @@ impl Accumulator {
     }
 
     /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights; `valid` as for
-    /// [`Accumulator::add_block`], those beyond what the last row sees are left out. `next` is what will be read after
-    /// them, `factors` is memory to work in.
+    /// [`Accumulator::add_block`], those beyond what the last row sees are left out. `later` are values that will be
+    /// read soon, `factors` is memory to work in.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,
         scores: &mut [f32],
         values: &[f16],
-        next: &[f16],
+        later: &[f16],
         valid: usize,
         factors: &mut Vec<f32>,
     ) {
@@ -150,7 +146,7 @@ impl Accumulator {
             }
         }
         let values = &values[..seen(valid, unit) * width];
-        kernels.multiply_f16(Shape::whole(self.states.len(), PAGE, width), scores, values, next, &mut self.out, true);
+        kernels.multiply_f16(Shape::whole(self.states.len(), PAGE, width), scores, values, later, &mut self.out, true);
     }
 
     /// Takes over the queries `indices` of `all`.
@@ -188,7 +184,7 @@ impl Accumulator {
 }
 
 impl Unit<'_> {
-    /// Most rows of a unit for `group` heads.
+    /// Most rows of a unit for `group` heads: a power of two, which cuts a block evenly.
     pub fn rows(group: usize) -> usize {
         let most = (QUERIES / group).clamp(1, PAGE);
         1 << most.ilog2()
@@ -199,20 +195,27 @@ impl Unit<'_> {
         self.rows * self.group
     }
 
-    /// Number of segments that a query at `position` attends to.
-    pub fn segments_at(position: usize) -> usize {
-        let block = position / PAGE;
-        match FIRST_SEGMENTS.iter().position(|&start| block < start) {
-            Some(segments) => segments,
-            None => FIRST_SEGMENTS.len() + (block - FIRST_SEGMENTS[FIRST_SEGMENTS.len() - 1]) / SEGMENT,
-        }
+    /// The blocks of a segment. Workers may attend to segments in parallel; later they are merged in order.
+    ///
+    /// Performance note: with few rows, workers share segments out evenly, so a short cache needs short ones. Merging one
+    /// takes a tenth of the time of attending to a block, so the others are longer.
+    pub fn segment_blocks(segment: usize) -> Range<usize> {
+        let first = |segment: usize| match segment {
+            0..=4 => segment,
+            5 => 6,
+            _ => 8 + (segment - 6) * SEGMENT,
+        };
+        first(segment)..first(segment + 1)
     }
 
-    /// The blocks of a segment, which workers may attend to in parallel.
-    pub fn segment_blocks(segment: usize) -> Range<usize> {
-        let last = FIRST_SEGMENTS.len() - 1;
-        let start = |i: usize| *FIRST_SEGMENTS.get(i).unwrap_or(&(FIRST_SEGMENTS[last] + (i - last.min(i)) * SEGMENT));
-        start(segment)..start(segment + 1)
+    /// Number of segments that a query at `position` attends to.
+    pub fn segments_at(position: usize) -> usize {
+        match position / PAGE {
+            block @ 0..=3 => block + 1,
+            4 | 5 => 5,
+            6 | 7 => 6,
+            block => 7 + (block - 8) / SEGMENT,
+        }
     }
 
     /// The block of the unit's own positions: the last one it attends to.
@@ -247,14 +250,14 @@ impl Unit<'_> {
         acc.clear(self.queries(), self.width);
         let Range { start, end } = Self::segment_blocks(segment);
         let blocks = start..end.min(self.own_block() + 1);
-        for block in blocks.clone() {
+        for block in blocks {
             let later = self.pages[..=self.own_block()].get(block + AHEAD);
             let later = later.map_or([&[][..]; 2], |page| self.read(page));
             let valid = PAGE.min(self.position + 1 - block * PAGE);
-            let block_values = self.read(&self.pages[block]);
+            let own = self.read(&self.pages[block]);
             let kept = kept.map(|kept| kept.block(block)).filter(|kept| kept.contains(&false));
             let Some(kept) = kept else {
-                acc.add_block(self, queries, block_values, later, valid, scratch);
+                acc.add_block(self, queries, own, later, valid, scratch);
                 continue;
             };
             let (indices, some_queries, some) = some;
@@ -263,7 +266,7 @@ impl Unit<'_> {
             if !indices.is_empty() {
                 some.gather(acc, indices);
                 gather_rows(queries, self.width, indices, some_queries);
-                some.add_block(self, some_queries, block_values, [&[]; 2], valid, scratch);
+                some.add_block(self, some_queries, own, [&[]; 2], valid, scratch);
                 some.scatter(acc, indices);
             }
         }
@@ -281,5 +284,22 @@ pub fn gather_rows(all: &[f32], width: usize, indices: &[usize], rows: &mut Vec<
     rows.clear();
     for &i in indices {
         rows.extend_from_slice(&all[i * width..(i + 1) * width]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_follow_each_other_and_the_last_one_has_the_position() {
+        for segment in 0..100 {
+            assert_eq!(Unit::segment_blocks(segment).end, Unit::segment_blocks(segment + 1).start);
+        }
+        for block in 0..300 {
+            let last = Unit::segments_at(block * PAGE + PAGE - 1) - 1;
+            assert!(Unit::segment_blocks(last).contains(&block), "{block}");
+            assert_eq!(Unit::segments_at(block * PAGE), last + 1);
+        }
     }
 }

@@ -140,7 +140,7 @@ impl Page {
 pub struct KvCache {
     shape: CacheShape,
     pages: Vec<Arc<Page>>,
-    /// Pages for later positions, the next one last; no memory backs them yet.
+    /// Pages for later positions, the next one last; the system gives memory for them when they are written.
     spare: Vec<Page>,
     len: usize,
 }
@@ -182,7 +182,7 @@ impl KvCache {
         let needed = (self.len + count).div_ceil(PAGE);
         let missing = needed.saturating_sub(self.pages.len());
         if missing > self.spare.len() {
-            // What is left of the spare ones is given up, for it lies elsewhere.
+            // As many again as there are, side by side; what is left of the spare ones lies elsewhere.
             self.spare = Page::several(self.shape, missing.max(self.pages.len().min(SPARE))).rev().collect();
         }
         for i in self.len / PAGE..needed {

@@ -1,7 +1,7 @@
 //! One pass through the decoder: the program that every worker runs.
 //!
-//! Between two barriers workers write disjoint parts of the buffers: rows in the norms, tiles in the products, heads
-//! in attention. Every value is computed by the same operations in the same order whatever the number of rows and
+//! Between two barriers workers write disjoint parts of the buffers: rows in the norms, tiles in the products, segments
+//! of heads in attention. Every value is computed by the same operations in the same order whatever the number of rows and
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
 mod attend;

@@ -95,7 +95,8 @@ pub fn anonymous(bytes: usize) -> io::Result<MmapMut> {
     Ok(map)
 }
 
-/// One of several equal parts of zeroed memory; it goes back to the system when it is dropped.
+/// One of several equal parts of zeroed memory. When it is dropped, its whole pages go back to the system; where that is
+/// not possible (Windows), all go when the last one is dropped.
 pub struct Zeros {
     all: Arc<MmapRaw>,
     bytes: Range<usize>,
@@ -114,16 +115,21 @@ impl Zeros {
     }
 }
 
+#[cfg(unix)]
 impl Drop for Zeros {
     fn drop(&mut self) {
         /// No system has larger pages, other than those that it splits when asked.
         const PAGE: usize = 1 << 16;
         // Neighbours may share the first and the last page.
         let (start, end) = (self.bytes.start.next_multiple_of(PAGE), self.bytes.end / PAGE * PAGE);
-        #[cfg(unix)]
+        // There, DONTNEED keeps the contents of anonymous memory.
+        #[cfg(target_vendor = "apple")]
+        let advice = memmap2::UncheckedAdvice::Free;
+        #[cfg(not(target_vendor = "apple"))]
+        let advice = memmap2::UncheckedAdvice::DontNeed;
         if Arc::strong_count(&self.all) > 1 && start < end {
             // SAFETY: these pages belong to this part alone, and nothing refers to it any more.
-            let _ = unsafe { self.all.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            let _ = unsafe { self.all.unchecked_advise_range(advice, start, end - start) };
         }
     }
 }

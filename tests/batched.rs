@@ -9,7 +9,7 @@ use _specrs::model::{CpuModel, Input};
 use candle_core::quantized::GgmlDType;
 use made::{make, tokens, SMALL};
 
-/// Lengths of the sequences: a pass of 128 rows ends inside the second and inside the last one.
+/// Lengths of the sequences: a pass of 256 rows ends inside the last one.
 const LENGTHS: [usize; 4] = [70, 90, 1, 130];
 /// Positions that the first call appends, of each.
 const CACHED: [usize; 4] = [0, 3, 0, 65];

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -82,15 +83,25 @@ def test_any_split(load: Load, quant: str, lengths: list[int], seed: int) -> Non
     assert_same_bits(in_pieces(model.session(), tokens, lengths), cold(model, tokens))
 
 
-@pytest.mark.parametrize("quant", ["F32", "Q4_0"])
-def test_a_cache_of_two_segments(load: Load, quant: str) -> None:
-    """Beyond 256 positions attention is split: a few rows there run segment by segment."""
-    model = load(quant)
-    tokens = random_ids(model, 330, seed=7)
-    wanted = cold(model, tokens)
-    session = model.session()
-    session.forward(tokens[:250])
-    assert_same_bits(in_pieces(session, tokens[250:], [1, 2, 5, 16]), wanted[250:])
+@pytest.mark.usefixtures("two_cpus")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"n_head_kv": 1},
+        {"n_head_kv": 1, "head_dim": 32},
+        {"n_embd": 96, "n_head": 6, "n_head_kv": 3},
+        {"n_embd": 96, "n_head": 3, "n_head_kv": 3, "head_dim": 32, "quant": "Q4_0"},
+    ],
+    ids=str,
+)
+def test_attention_of_a_few_rows_shared_by_two_threads(
+    tiny: Callable[..., Path], shape: dict[str, Any]
+) -> None:
+    """Odd numbers of heads make two threads share one of them, wherever its segments end."""
+    one, two = (Model(tiny(seed=1, n_ctx=1024, **shape), threads=threads) for threads in (1, 2))
+    tokens = random_ids(one, 900, seed=7)
+    wanted = cold(one, tokens)
+    assert_same_bits(in_pieces(two.session(), tokens, [1, 2, 5, 16, 31]), wanted)
 
 
 @pytest.mark.parametrize("quant", ["F16", "Q4_0", "Q4_K"])

@@ -405,12 +405,13 @@ class Llama:
         )
 
 
-def _check_options(method: str, options: Options) -> None:
+def _check_options(method: str, options: Iterable[str]) -> None:
     """Raise TypeError for an option that no generation has."""
-    for name in options.keys() - Options.__annotations__.keys():
-        known = name in Sampling.__dataclass_fields__
-        hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if known else ""
-        raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
+    for name in options:
+        if name not in Options.__annotations__:
+            known = name in Sampling.__dataclass_fields__
+            hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if known else ""
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def _require(name: str, value: object, wanted: type) -> None:

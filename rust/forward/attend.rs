@@ -11,8 +11,10 @@ use crate::threads::Worker;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// How many queries it takes as long to attend for as to read the keys and values, about.
+/// Reading keys and values takes about as long as attending for so many queries.
 const READING: usize = 4;
+/// Pieces of work for each worker, so that the slowest does not decide.
+const PIECES: usize = 4;
 
 /// Who attends for whom.
 pub(super) struct AttentionPlan {
@@ -36,8 +38,8 @@ struct Part {
     unit: usize,
     head: usize,
     segments: Range<usize>,
-    /// Where their results are, in queries; `None` if these are all the segments, which are merged at once.
-    results: Option<Range<usize>>,
+    /// Where their results start, in queries; `None` if these are all the segments, which are merged at once.
+    results: Option<usize>,
 }
 
 /// A head of a unit that several workers attend to, and where the results of all its segments are, in queries.
@@ -51,9 +53,9 @@ impl AttentionPlan {
     /// A plan for `rows`, which attend to everything if `dense`.
     pub fn new(config: &Config, rows: &[Row], dense: bool, workers: usize) -> Self {
         // A unit reads all keys and values of its head, so the more rows it has the better; but where it cannot be
-        // split, every worker needs several, or the slowest decides.
+        // split, every worker needs several.
         let most = Unit::rows(config.n_head / config.n_head_kv);
-        let even = (rows.len() * config.n_head_kv).div_ceil(4 * workers);
+        let even = (rows.len() * config.n_head_kv).div_ceil(PIECES * workers);
         let most = if dense { most } else { even.clamp(1, most) };
         let mut units: Vec<Range<usize>> = Vec::new();
         for (i, row) in rows.iter().enumerate() {
@@ -66,7 +68,7 @@ impl AttentionPlan {
                 _ => units.push(i..i + 1),
             }
         }
-        let few = units.len() * config.n_head_kv < 4 * workers;
+        let few = units.len() * config.n_head_kv < PIECES * workers;
         let split = (workers > 1 && dense && few).then(|| Split::new(config, rows, &units, workers));
         Self { units, split }
     }
@@ -75,43 +77,42 @@ impl AttentionPlan {
 impl Split {
     fn new(config: &Config, rows: &[Row], units: &[Range<usize>], workers: usize) -> Self {
         let group = config.n_head / config.n_head_kv;
-        let queries = |unit: usize| units[unit].len() * group;
-        let segments = |unit: usize| Unit::segments_at(rows[units[unit].start].position);
-        let heads = (0..units.len()).flat_map(|unit| (0..config.n_head_kv).map(move |head| (unit, head)));
-        // Units, heads and segments.
-        let pieces: Vec<_> = heads.flat_map(|(unit, head)| (0..segments(unit)).map(move |i| (unit, head, i))).collect();
-
-        // Each worker gets the pieces of which the middle is in its share of the work.
-        let mut work = 0;
-        let mut middles = Vec::new();
-        for &(unit, _, segment) in &pieces {
-            let blocks = Unit::segment_blocks(segment);
-            let end = rows[units[unit].end - 1].position + 1;
-            let own = (end.min(blocks.end * PAGE) - blocks.start * PAGE) * (queries(unit) + READING);
-            middles.push(2 * work + own);
-            work += own;
-        }
-        let start = |worker: usize| middles.partition_point(|middle| middle * workers < 2 * work * worker);
-
-        let mut shared: Vec<SharedHead> = Vec::new();
-        let mut results = 0;
-        let mut part = |pieces: &[(usize, usize, usize)]| {
-            let (unit, head, first) = pieces[0];
-            let part = Part { unit, head, segments: first..first + pieces.len(), results: None };
-            if pieces.len() == segments(unit) {
-                return part;
-            }
-            if shared.last().is_none_or(|shared| (shared.unit, shared.head) != (unit, head)) {
-                let start = results;
-                results += segments(unit) * queries(unit);
-                shared.push(SharedHead { unit, head, results: start..results });
-            }
-            let start = results - (segments(unit) - first) * queries(unit);
-            Part { results: Some(start..start + pieces.len() * queries(unit)), ..part }
+        // Work by segment: positions, as often as they are attended to.
+        let works = |unit: &Range<usize>| -> Vec<usize> {
+            let (first, past) = (rows[unit.start].position, rows[unit.end - 1].position + 1);
+            let blocks = (0..Unit::segments_at(first)).map(Unit::segment_blocks);
+            let positions = blocks.map(|blocks| past.min(blocks.end * PAGE) - blocks.start * PAGE);
+            positions.map(|positions| positions * (unit.len() * group + READING)).collect()
         };
-        let same_head = |a: &(usize, usize, usize), b: &(usize, usize, usize)| (a.0, a.1) == (b.0, b.1);
-        let own = |worker| pieces[start(worker)..start(worker + 1)].chunk_by(same_head);
-        let parts = (0..workers).map(|worker| own(worker).map(&mut part).collect()).collect();
+        let total = config.n_head_kv * units.iter().flat_map(works).sum::<usize>();
+
+        let mut parts: Vec<Vec<Part>> = (0..workers).map(|_| Vec::new()).collect();
+        let (mut shared, mut results, mut before) = (Vec::new(), 0, 0);
+        for (unit, rows) in units.iter().enumerate() {
+            let (works, queries) = (works(rows), rows.len() * group);
+            for head in 0..config.n_head_kv {
+                // A segment goes to the worker in whose share of the work its middle is.
+                let owner = |work: &usize| {
+                    let middle = 2 * before + work;
+                    before += work;
+                    middle * workers / (2 * total)
+                };
+                let owners: Vec<usize> = works.iter().map(owner).collect();
+                let several = owners.first() != owners.last();
+                let mut end = 0;
+                for same in owners.chunk_by(|a, b| a == b) {
+                    let segments = end..end + same.len();
+                    end = segments.end;
+                    let results = several.then_some(results + segments.start * queries);
+                    parts[same[0]].push(Part { unit, head, segments, results });
+                }
+                if several {
+                    let start = results;
+                    results += owners.len() * queries;
+                    shared.push(SharedHead { unit, head, results: start..results });
+                }
+            }
+        }
         let width = config.head_dim.next_multiple_of(16);
         Self { parts, shared, states: Shared::zeroed(results), sums: Shared::zeroed(results * width) }
     }
@@ -124,8 +125,11 @@ impl Pass {
             None => self.attend_units(worker, layer, local),
             Some(split) => {
                 self.attend_parts(split, worker, layer, local);
-                if !split.shared.is_empty() {
-                    worker.barrier();
+                if split.shared.is_empty() {
+                    return;
+                }
+                worker.barrier();
+                if !self.stopped.load(Ordering::Relaxed) {
                     self.merge_shared(split, worker, layer, local);
                 }
             }
@@ -135,11 +139,7 @@ impl Pass {
     fn attend_units(&self, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
         let heads = self.decoder.config.n_head_kv;
         for item in (worker.index..self.attention.units.len() * heads).step_by(worker.count) {
-            // A unit over a long cache takes milliseconds, all of them many times what a user would wait.
-            if worker.poll() {
-                self.stopped.store(true, Ordering::Relaxed);
-            }
-            if self.stopped.load(Ordering::Relaxed) {
+            if self.stops(worker) {
                 return;
             }
             let index = item / heads;
@@ -161,11 +161,23 @@ impl Pass {
         }
     }
 
+    /// Whether somebody wants the pass to end. Attending over a long cache takes milliseconds for one head of a unit,
+    /// and for all of them many times what a user would wait.
+    fn stops(&self, worker: &mut Worker<'_>) -> bool {
+        if worker.poll() {
+            self.stopped.store(true, Ordering::Relaxed);
+        }
+        self.stopped.load(Ordering::Relaxed)
+    }
+
     /// A worker's parts of a split.
-    fn attend_parts(&self, split: &Split, worker: &Worker<'_>, layer: usize, local: &mut Local) {
+    fn attend_parts(&self, split: &Split, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
         // A pass may get fewer workers than it was planned for.
         let own = split.parts.iter().skip(worker.index).step_by(worker.count).flatten();
         for Part { unit: index, head, segments, results } in own {
+            if self.stops(worker) {
+                return;
+            }
             let unit = self.unit(layer, *index, *head);
             self.put_queries(&unit, *index, local);
             let Some(results) = results else {
@@ -173,7 +185,7 @@ impl Pass {
                 self.put_attended(&unit, *index, 0, local);
                 continue;
             };
-            for (segment, at) in segments.clone().zip(results.clone().step_by(unit.queries())) {
+            for (segment, at) in segments.clone().zip((*results..).step_by(unit.queries())) {
                 let (states, sums) = unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
                 split.states.write(at..at + states.len()).copy_from_slice(states);
                 split.sums.write(at * unit.width..at * unit.width + sums.len()).copy_from_slice(sums);
@@ -246,3 +258,6 @@ impl Pass {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

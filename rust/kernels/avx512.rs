@@ -350,7 +350,8 @@ pub fn to_f16(values: &[f32], out: &mut [f16]) {
 
 /// As [`vector::softmax_rows`].
 ///
-/// Performance note: the compiler's own way from 16 lanes to one takes as long as the exponentials of a row.
+/// Performance note: the compiler's own way from 16 lanes to one takes as long as the exponentials of a row. These two
+/// join halves of 8, 4, 2 and 1 lanes, as [`vector`] does.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]) {
     let largest = |lanes: [f32; TILE]| _mm512_reduce_max_ps(load(&lanes));
@@ -358,4 +359,4 @@ pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut
     vector::softmax_rows_with(scores, valid, group, states, factors, largest, sum);
 }
 
-vector::instantiate_some!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+vector::instantiate_common!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");

@@ -156,7 +156,7 @@ impl Shape {
     pub fn check(&self, a: &[f32], b: &[f16], c: &[f32]) {
         let Self { count, depth, columns, wanted } = *self;
         assert!(columns.is_multiple_of(TILE) && wanted.is_multiple_of(TILE) && wanted <= columns);
-        assert!(b.len().is_multiple_of(columns) && b.len() <= depth * columns);
+        assert!(!b.is_empty() && b.len().is_multiple_of(columns) && b.len() <= depth * columns);
         assert!(a.len() >= count * depth && c.len() >= count * columns);
     }
 }
@@ -165,7 +165,7 @@ impl Shape {
 /// block of attention.
 ///
 /// The values of `a` beyond the rows of `b` are left out, as are the columns of `c` beyond those wanted. `ahead` is what
-/// will be read next, to be fetched meanwhile.
+/// will be read soon, to be fetched meanwhile.
 pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool) {
     let _ = ahead;
     shape.check(a, b, c);

@@ -30,7 +30,8 @@ unsafe impl<T: Send + Sync> Sync for Shared<T> {}
 impl<T: Copy + Zeroable> Shared<T> {
     /// A buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
-        let cells = (0..len).map(|_| UnsafeCell::new(T::zeroed())).collect();
+        // SAFETY: zeros are a value of `T`.
+        let cells = unsafe { Box::<[UnsafeCell<T>]>::new_zeroed_slice(len).assume_init() };
         Self { memory: Memory::Heap(cells) }
     }
 

@@ -156,17 +156,17 @@ pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut
 
 /// Largest of 16 lanes, none of which is NaN.
 #[inline(always)]
-pub fn largest_lane(lanes: [f32; LANES]) -> f32 {
+fn largest_lane(lanes: [f32; LANES]) -> f32 {
     fold(lanes, |a, b| if b > a { b } else { a })
 }
 
 /// Sum of 16 lanes as a balanced tree.
 #[inline(always)]
-pub fn sum_of_lanes(lanes: [f32; LANES]) -> f32 {
+fn sum_of_lanes(lanes: [f32; LANES]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// [`softmax_rows`] with an instruction set's own [`largest_lane`] and [`sum_of_lanes`].
+/// [`softmax_rows`] with an instruction set's own `largest_lane` and `sum_of_lanes`.
 #[inline(always)]
 pub fn softmax_rows_with(
     scores: &mut [f32],
@@ -264,7 +264,7 @@ pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut
 /// Compiles this module's functions for a set of target features, under the same names.
 macro_rules! instantiate {
     ($features:literal) => {
-        vector::instantiate_some!($features);
+        vector::instantiate_common!($features);
         /// As [`vector::softmax_rows`].
         #[target_feature(enable = $features)]
         pub fn softmax_rows(
@@ -286,7 +286,7 @@ macro_rules! instantiate {
 pub(super) use instantiate;
 
 /// The same for an instruction set with a `quantize` and `softmax_rows` of its own.
-macro_rules! instantiate_some {
+macro_rules! instantiate_common {
     ($features:literal) => {
         /// As [`vector::rms_norm`].
         #[target_feature(enable = $features)]
@@ -320,7 +320,7 @@ macro_rules! instantiate_some {
         }
     };
 }
-pub(super) use instantiate_some;
+pub(super) use instantiate_common;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,72 @@
+use super::*;
+
+/// A model with so many key/value heads, two queries each.
+fn config(n_head_kv: usize) -> Config {
+    Config {
+        n_vocab: 80,
+        n_embd: 64,
+        n_layer: 1,
+        n_head: 2 * n_head_kv,
+        n_head_kv,
+        head_dim: 16,
+        n_ff: 96,
+        n_ctx_train: 4096,
+        rms_eps: 1e-5,
+        rope_freqs: vec![1.0; 8],
+    }
+}
+
+/// Rows of one sequence.
+fn rows(positions: Range<usize>, sequence: usize) -> impl Iterator<Item = Row> {
+    positions.map(move |position| Row { token: 0, sequence, position })
+}
+
+#[test]
+fn units_stay_in_one_block_of_one_sequence() {
+    let rows: Vec<Row> = rows(60..70, 0).chain(rows(70..72, 1)).collect();
+    let plan = AttentionPlan::new(&config(1), &rows, true, 1);
+    assert_eq!(plan.units, [0..4, 4..10, 10..12]);
+}
+
+#[test]
+fn every_segment_is_attended_to_once_and_has_its_own_results() {
+    for heads in [1, 2, 3, 5] {
+        for (first, count) in [(0, 1), (63, 2), (130, 1), (300, 8), (700, 16), (2000, 3)] {
+            for workers in 2..10 {
+                let config = config(heads);
+                let rows: Vec<Row> = rows(first..first + count, 0).collect();
+                let AttentionPlan { units, split } = AttentionPlan::new(&config, &rows, true, workers);
+                let Some(split) = split else { continue };
+                let mut seen = Vec::new();
+                let mut results = vec![0; split.states.len()];
+                for part in split.parts.iter().flatten() {
+                    seen.extend(part.segments.clone().map(|segment| (part.unit, part.head, segment)));
+                    let queries = 2 * units[part.unit].len();
+                    let own = part.results.map(|start| start..start + part.segments.len() * queries);
+                    own.into_iter().flatten().for_each(|i| results[i] += 1);
+                    let shared =
+                        split.shared.iter().find(|shared| (shared.unit, shared.head) == (part.unit, part.head));
+                    assert_eq!(shared.is_some(), part.results.is_some());
+                }
+                let all = (0..units.len()).flat_map(|unit| (0..heads).map(move |head| (unit, head)));
+                let segments = |unit: usize| Unit::segments_at(rows[units[unit].start].position);
+                let all = all.flat_map(|(unit, head)| (0..segments(unit)).map(move |segment| (unit, head, segment)));
+                assert!(seen.into_iter().eq(all), "{heads} heads, {first}, {count}, {workers} workers");
+                assert!(results.iter().all(|&count| count == 1));
+                let merged: Vec<usize> = split.shared.iter().flat_map(|shared| shared.results.clone()).collect();
+                assert!(merged.into_iter().eq(0..results.len()));
+            }
+        }
+    }
+}
+
+#[test]
+fn workers_get_equal_shares_of_three_heads() {
+    let rows: Vec<Row> = rows(500..504, 0).collect();
+    let split = AttentionPlan::new(&config(3), &rows, true, 2).split.unwrap();
+    let blocks = |parts: &Vec<Part>| -> usize {
+        parts.iter().flat_map(|part| part.segments.clone()).map(|segment| Unit::segment_blocks(segment).len()).sum()
+    };
+    assert_eq!(split.parts.iter().map(blocks).collect::<Vec<_>>(), [12, 12]);
+    assert_eq!(split.shared.len(), 1);
+}

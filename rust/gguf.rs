@@ -110,9 +110,9 @@ impl GgufFile {
         &self.parts[tensor.part].mapping[tensor.range.clone()]
     }
 
-    /// Drop the resident pages of a tensor that will not be needed soon.
+    /// Drop the resident pages of the part of the file that holds a tensor; reading it again takes time only.
     pub fn release(&self, tensor: &TensorInfo) {
-        self.parts[tensor.part].mapping.release(tensor.range.clone());
+        self.parts[tensor.part].mapping.release();
     }
 
     /// An [`Error::Io`](crate::error::Error::Io) if a part changed its length since it was opened.

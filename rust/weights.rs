@@ -358,19 +358,19 @@ impl Weights {
 fn vector(file: &GgufFile, name: &str) -> Result<Vec<f32>> {
     let info = file.require(name)?;
     let data = file.data(info);
-    let bytes = info.dtype.block_bytes();
-    match info.dtype {
-        GgmlType::F32 => Ok(data.chunks_exact(bytes).map(bytemuck::pod_read_unaligned).collect()),
-        GgmlType::F16 => {
-            Ok(data.chunks_exact(bytes).map(|b| bytemuck::pod_read_unaligned::<f16>(b).to_f32()).collect())
+    let values = data.chunks_exact(info.dtype.block_bytes());
+    let values = match info.dtype {
+        GgmlType::F32 => values.map(bytemuck::pod_read_unaligned).collect(),
+        GgmlType::F16 => values.map(|b| bytemuck::pod_read_unaligned::<f16>(b).to_f32()).collect(),
+        GgmlType::BF16 => values.map(|b| bytemuck::pod_read_unaligned::<bf16>(b).to_f32()).collect(),
+        other => {
+            return Err(Error::Gguf(format!(
+                "{}: {name} has type {}, but norms must be F32, F16 or BF16",
+                file.path().display(),
+                other.name()
+            )))
         }
-        GgmlType::BF16 => {
-            Ok(data.chunks_exact(bytes).map(|b| bytemuck::pod_read_unaligned::<bf16>(b).to_f32()).collect())
-        }
-        other => Err(Error::Gguf(format!(
-            "{}: {name} has type {}, but norms must be F32, F16 or BF16",
-            file.path().display(),
-            other.name()
-        ))),
-    }
+    };
+    file.release(info);
+    Ok(values)
 }

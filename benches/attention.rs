@@ -23,7 +23,7 @@ fn floats(count: usize) -> Vec<f32> {
 fn cache(len: usize, head_dim: usize) -> KvCache {
     let shape = CacheShape { n_layer: 1, n_head_kv: 1, head_dim };
     let mut cache = KvCache::new(shape);
-    cache.reserve(len);
+    cache.reserve(len).unwrap();
     let values: Vec<f16> = floats(len * head_dim * 2).into_iter().map(f16::from_f32).collect();
     for (position, pair) in values.chunks_exact(2 * head_dim).enumerate() {
         let (key, value) = pair.split_at(head_dim);

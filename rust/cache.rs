@@ -56,16 +56,20 @@ pub struct Page {
 
 impl Page {
     /// `count` pages side by side, so that the system's large pages can back them.
-    fn several(shape: CacheShape, count: usize) -> impl DoubleEndedIterator<Item = Self> {
+    fn several(shape: CacheShape, count: usize) -> Result<impl DoubleEndedIterator<Item = Self>> {
         let means = vec![OnceLock::new(); shape.n_layer * shape.n_head_kv];
-        let all = Shared::mapped(shape.page_len(), count).into_iter();
-        all.map(move |data| Self { shape, data, means: means.clone() })
+        let all = Shared::mapped(shape.page_len(), count).ok_or(Error::Memory {
+            what: "the key/value cache",
+            bytes: count * shape.page_len() * size_of::<f16>(),
+            way_out: "drop sessions or snapshots that are no longer needed, or use a shorter context",
+        })?;
+        Ok(all.into_iter().map(move |data| Self { shape, data, means: means.clone() }))
     }
 
-    fn copy(&self) -> Self {
-        let new = Self::several(self.shape, 1).next().expect("one page");
+    fn copy(&self) -> Result<Self> {
+        let new = Self::several(self.shape, 1)?.next().expect("one page");
         new.data.write(0..new.data.len()).copy_from_slice(self.all());
-        new
+        Ok(new)
     }
 
     fn all(&self) -> &[f16] {
@@ -178,22 +182,27 @@ impl KvCache {
     /// Makes room for `count` positions after the cached ones, in pages that nobody else holds.
     ///
     /// The positions count as cached only after [`KvCache::commit`].
-    pub fn reserve(&mut self, count: usize) {
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if there is none; what is cached stays.
+    pub fn reserve(&mut self, count: usize) -> Result<()> {
         let needed = (self.len + count).div_ceil(PAGE);
         let missing = needed.saturating_sub(self.pages.len());
         if missing > self.spare.len() {
             // As many again as there are, side by side; what is left of the spare ones lies elsewhere.
-            self.spare = Page::several(self.shape, missing.max(self.pages.len().min(SPARE))).rev().collect();
+            let pages = Page::several(self.shape, missing.max(self.pages.len().min(SPARE)));
+            self.spare = pages.or_else(|_| Page::several(self.shape, missing))?.rev().collect();
         }
         for i in self.len / PAGE..needed {
             match self.pages.get_mut(i) {
                 None => self.pages.push(Arc::new(self.spare.pop().expect("as many as are missing"))),
                 Some(page) => match Arc::get_mut(page) {
                     Some(page) => page.means.fill(OnceLock::new()),
-                    None => *page = Arc::new(page.copy()),
+                    None => *page = Arc::new(page.copy()?),
                 },
             }
         }
+        Ok(())
     }
 
     /// Counts `count` more positions as cached.
@@ -236,7 +245,7 @@ impl KvCache {
             )));
         }
         let pages =
-            Page::several(shape, len.div_ceil(PAGE)).zip(bytes.chunks_exact(page_bytes)).map(|(page, bytes)| {
+            Page::several(shape, len.div_ceil(PAGE))?.zip(bytes.chunks_exact(page_bytes)).map(|(page, bytes)| {
                 bytemuck::cast_slice_mut(page.data.write(0..page.data.len())).copy_from_slice(bytes);
                 Arc::new(page)
             });

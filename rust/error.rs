@@ -33,13 +33,15 @@ pub enum Error {
         /// Positions it can hold at most.
         n_ctx_train: usize,
     },
-    /// There is no memory for a result.
-    #[error("there is no memory for the {bytes} bytes of {what}; ask for fewer positions at a time")]
+    /// There is no memory for something large.
+    #[error("there is no memory for the {bytes} bytes of {what}; {way_out}")]
     Memory {
         /// What was to be stored.
         what: &'static str,
         /// How much it takes.
         bytes: usize,
+        /// What helps.
+        way_out: &'static str,
     },
     /// An argument is out of its range.
     #[error("{0}")]
@@ -62,7 +64,11 @@ impl Error {
 /// [`Error::Memory`] if there is none.
 pub fn room_for_logits(rows: usize, n_vocab: usize) -> Result<Vec<f32>> {
     let mut logits = Vec::new();
-    let memory = |_| Error::Memory { what: "the logits", bytes: rows.saturating_mul(n_vocab).saturating_mul(4) };
+    let memory = |_| Error::Memory {
+        what: "the logits",
+        bytes: rows.saturating_mul(n_vocab).saturating_mul(4),
+        way_out: "ask for fewer positions at a time",
+    };
     logits.try_reserve_exact(rows.saturating_mul(n_vocab)).map_err(memory)?;
     Ok(logits)
 }

@@ -125,7 +125,7 @@ impl CpuModel {
         let mut sequences = Vec::new();
         let mut prompts = Vec::new();
         for (sequence, input) in inputs.iter_mut().enumerate() {
-            input.cache.reserve(input.tokens.len());
+            input.cache.reserve(input.tokens.len())?;
             sequences.push(input.cache.pages().to_vec());
             prompts.push(input.prompt.clone());
             for (i, &token) in input.tokens.iter().enumerate() {

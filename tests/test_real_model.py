@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,36 @@ def test_chat_uses_the_template(llm: specrs.Llama) -> None:
     assert "<|im" not in out.text
     assert out.finish_reason == "length"
     assert len(out.tokens) == 8
+
+
+NO_MEMORY = """
+import resource, sys
+import specrs
+
+llm = specrs.Llama(sys.argv[1], threads=2)
+tokens = [index % 1000 + 100 for index in range(2000)]
+held = [llm.session()]
+held[0].prefill(tokens)
+session = llm.session()
+session.prefill(tokens[:60])
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+_, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (size + 4_000_000, hard))  # a piece of 256 takes more
+try:
+    session.prefill(tokens[60:])
+except MemoryError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+assert session.tokens == tokens[:60]
+session.prefill(tokens[60:])
+assert session.choose_last(tokens[:1], 1) == held[0].choose_last(tokens[:1], 1)
+"""
+
+
+def test_a_cache_without_memory_is_an_error_and_the_session_stays_right(smollm2: Path) -> None:
+    """Not a crash, as it is where an allocation is taken for granted."""
+    command = [sys.executable, "-c", NO_MEMORY, str(smollm2)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "no memory for the" in run.stdout
+    assert "key/value cache; drop sessions" in run.stdout

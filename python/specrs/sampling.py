@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 from ._specrs import Sampler
@@ -55,8 +56,9 @@ class Sampling:
         logit_bias: Added to the logits of these token ids; -inf forbids a token.
         logits_processor: Called as `logits_processor(tokens, logits)` with the ids so far, which it
             may only read, and float32 logits [n_vocab], which it may change; returns the logits to
-            use. It sees every position of the text once, in order and with its true history,
-            whatever is drafted. What it raises ends the generation.
+            use; what float32 cannot hold is infinite. It sees every position of the text once, in
+            order and with its true history, whatever is drafted. What it raises ends the
+            generation.
 
     Raises ValueError or TypeError naming the setting.
     """
@@ -259,7 +261,11 @@ class Picker:
                 "logits_processor changed the tokens it was given; it may only read them"
             )
         if not isinstance(result, np.ndarray) or result.dtype.kind != "f":
-            have = f"an array of {result.dtype}" if isinstance(result, np.ndarray) else repr(result)
+            have = (
+                f"an array of {result.dtype}"
+                if isinstance(result, np.ndarray)
+                else shortened(result)
+            )
             raise TypeError(
                 f"logits_processor must return a float array of shape {row.shape}, not {have}"
             )

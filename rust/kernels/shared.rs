@@ -35,15 +35,14 @@ impl<T: Copy + Zeroable> Shared<T> {
         Self { memory: Memory::Heap(cells) }
     }
 
-    /// `count` such buffers side by side. If they are large, each goes back to the system when it is dropped, where
-    /// allocators would keep a good deal.
-    pub fn mapped(len: usize, count: usize) -> Vec<Self> {
+    /// `count` such buffers side by side; `None` if the system has no memory for them. If they are large, each goes back
+    /// to the system when it is dropped, where allocators would keep a good deal.
+    pub fn mapped(len: usize, count: usize) -> Option<Vec<Self>> {
         let bytes = len * size_of::<T>();
-        let parts = (bytes * count >= MAPPED).then(|| zeros(bytes, count).ok()).flatten();
-        match parts {
-            Some(parts) => parts.map(|part| Self { memory: Memory::Mapped(part, len) }).collect(),
-            None => (0..count).map(|_| Self::zeroed(len)).collect(),
+        if bytes * count < MAPPED {
+            return Some((0..count).map(|_| Self::zeroed(len)).collect());
         }
+        Some(zeros(bytes, count).ok()?.map(|part| Self { memory: Memory::Mapped(part, len) }).collect())
     }
 
     fn cells(&self) -> &[UnsafeCell<T>] {
@@ -97,7 +96,7 @@ mod tests {
     #[test]
     fn small_and_large_buffers_are_alike() {
         for (bytes, count) in [(0, 1), (2, 3), (MAPPED - 2, 1), (MAPPED, 1), (MAPPED / 2 + 2, 2), (3 * MAPPED, 5)] {
-            let all = Shared::<u16>::mapped(bytes / 2, count);
+            let all = Shared::<u16>::mapped(bytes / 2, count).unwrap();
             assert_eq!(all.len(), count);
             for (i, shared) in all.iter().enumerate() {
                 assert_eq!(shared.len(), bytes / 2);
@@ -110,5 +109,6 @@ mod tests {
                 assert!(shared.into_vec().iter().all(|&value| value == i as u16 + 1));
             }
         }
+        assert!(Shared::<u16>::mapped(1 << 59, 1).is_none());
     }
 }

@@ -17,7 +17,7 @@ fn floats(count: usize, seed: u64) -> Vec<f32> {
 
 fn cache(len: usize) -> KvCache {
     let mut cache = KvCache::new(CacheShape { n_layer: 1, n_head_kv: 1, head_dim: WIDTH });
-    cache.reserve(len);
+    cache.reserve(len).unwrap();
     let values: Vec<f16> = floats(2 * len * WIDTH, 1).into_iter().map(f16::from_f32).collect();
     for (position, pair) in values.chunks_exact(2 * WIDTH).enumerate() {
         let (key, value) = pair.split_at(WIDTH);

@@ -1,6 +1,6 @@
 //! Attention patterns in Python: plain values that `specrs.attention` builds.
 
-use super::convert::Count;
+use super::convert::{shown, Count};
 use crate::cache::PAGE;
 use crate::pattern::{Counts, Layers, Pattern, Prompt};
 use numpy::{PyArray3, PyReadonlyArray2, PyUntypedArrayMethods};
@@ -96,9 +96,9 @@ pub fn pattern(attention: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Pattern>>> {
     let native =
         attention.getattr("native").and_then(|native| native.extract::<PyRef<'_, PyPattern>>().map_err(Into::into));
     native.map(|native| Some(native.0.clone())).map_err(|_| {
-        let text = attention.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
         PyTypeError::new_err(format!(
-            "attention must be \"dense\", \"auto\" or a pattern such as specrs.attention.SinkWindow(), not {text}"
+            "attention must be \"dense\", \"auto\" or a pattern such as specrs.attention.SinkWindow(), not {}",
+            shown(attention)
         ))
     })
 }

@@ -43,16 +43,24 @@ fn system_message(error: &std::io::Error) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
+/// How errors show what they were given: its `repr`, the beginning of a long one.
+pub fn shown(object: &Bound<'_, PyAny>) -> String {
+    const MOST: usize = 100;
+    let text = object.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 /// A number of things: an integer, not a bool, that is not negative.
 pub struct Count(pub usize);
 
 impl Count {
     /// The argument `name`, which errors name.
     pub fn named(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
-        let index = integer(object).map_err(|_| {
-            let text = object.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
-            PyTypeError::new_err(format!("{name} must be an integer, not {text}"))
-        })?;
+        let index = integer(object)
+            .map_err(|_| PyTypeError::new_err(format!("{name} must be an integer, not {}", shown(object))))?;
         index.extract().map(Self).map_err(|_| {
             let largest = usize::MAX;
             PyValueError::new_err(format!("{name} is out of range: {index}; it must be from 0 to {largest}"))
@@ -103,8 +111,7 @@ pub fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
 /// The id `item` at index `i`.
 fn token_id(item: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
     let index = integer(item).map_err(|_| {
-        let text = item.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
-        PyTypeError::new_err(format!("token ids must be integers, but the one at index {i} is {text}"))
+        PyTypeError::new_err(format!("token ids must be integers, but the one at index {i} is {}", shown(item)))
     })?;
     index
         .extract()

@@ -1,6 +1,6 @@
 //! The indexes that drafters look things up in. Tokens come as lists here: the quickest way for a few of them.
 
-use super::convert::Count;
+use super::convert::{shown, Count};
 use super::lock;
 use crate::ngrams::{self, Occurrence};
 use crate::suffix::{self, SuffixTree};
@@ -20,7 +20,7 @@ impl<'py> FromPyObject<'_, 'py> for OccurrenceName {
             Ok("first") => Ok(Self(Occurrence::First)),
             Ok("most_frequent") => Ok(Self(Occurrence::MostFrequent)),
             _ => {
-                let text = object.repr()?;
+                let text = shown(&object);
                 Err(PyValueError::new_err(format!("occurrence must be 'last', 'first' or 'most_frequent', not {text}")))
             }
         }

@@ -198,7 +198,7 @@ impl Unit<'_> {
     /// The blocks of a segment. Workers may attend to segments in parallel; later they are merged in order.
     ///
     /// Performance note: with few rows, workers share segments out evenly, so a short cache needs short ones. Merging one
-    /// takes a tenth of the time of attending to a block, so the others are longer.
+    /// takes about a tenth of attending to a block, by the operations it needs, so the others are longer.
     pub fn segment_blocks(segment: usize) -> Range<usize> {
         let first = |segment: usize| match segment {
             0..=4 => segment,

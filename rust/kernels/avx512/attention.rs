@@ -2,9 +2,9 @@
 //!
 //! Performance notes:
 //! - Widening f16 to f32 competes with the multiply-adds for their ports, so a panel of up to 64 by 64 is widened once
-//!   into the first-level cache and every block of rows runs over it: 231 billion operations a second of one core with
-//!   126 rows, 203 with 12, 134 with 3, where 242 are possible (data in cache). Widening in registers, as often as there
-//!   are blocks, makes 162 with 12 rows and 124 with 3.
+//!   into the first-level cache and every block of rows runs over it: 214 billion operations a second of one core with
+//!   126 rows, 186 with 12, 116 with 3, where 242 are possible (data in cache). Widening in registers, as often as there
+//!   are blocks, makes 163 with 12 rows and 124 with 3.
 //! - What is read next is asked for a few lines with every row of `b`: all at once occupies the line buffers, of which
 //!   there are 16, and stops the product (decode at 500 to 1,000 positions 4 % slower).
 

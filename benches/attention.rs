@@ -2,9 +2,9 @@
 
 use _specrs::attention::{Accumulator, Unit, Workspace};
 use _specrs::cache::{CacheShape, KvCache, PAGE};
+use _specrs::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
 use _specrs::kernels::Kernels;
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
-use half::f16;
 use std::time::Duration;
 
 /// Numbers in -1..1 that are the same in every run (xorshift64).
@@ -24,12 +24,14 @@ fn cache(len: usize, head_dim: usize) -> KvCache {
     let shape = CacheShape { n_layer: 1, n_head_kv: 1, head_dim };
     let mut cache = KvCache::new(shape);
     cache.reserve(len).unwrap();
-    let values: Vec<f16> = floats(len * head_dim * 2).into_iter().map(f16::from_f32).collect();
-    for (position, pair) in values.chunks_exact(2 * head_dim).enumerate() {
-        let (key, value) = pair.split_at(head_dim);
+    let kernels = Kernels::scalar();
+    for (position, pair) in floats(len * head_dim * 2).chunks_exact(2 * head_dim).enumerate() {
+        let mut rows = FixedRows::default();
+        rows.push(&kernels, &pair[..head_dim], largest_quant(head_dim));
+        rows.push(&kernels, &pair[head_dim..], LARGEST_VALUE);
         let page = &cache.pages()[position / PAGE];
-        page.store_key(0, 0, position % PAGE, key);
-        page.store_value(0, 0, position % PAGE, value);
+        page.store_key(0, 0, position % PAGE, rows.row(0), rows.scales[0]);
+        page.store_value(0, 0, position % PAGE, rows.row(1), rows.scales[1]);
     }
     cache.commit(len);
     cache
@@ -45,7 +47,7 @@ fn prefill(c: &mut Criterion) {
                     continue;
                 }
                 let cache = cache(len, head_dim);
-                let rows = Unit::rows(heads);
+                let rows = Unit::rows(heads, head_dim);
                 let unit = Unit {
                     kernels: &kernels,
                     pages: cache.pages(),
@@ -56,7 +58,10 @@ fn prefill(c: &mut Criterion) {
                     group: heads,
                     width: head_dim,
                 };
-                let queries = floats(unit.queries() * head_dim);
+                let mut queries = FixedRows::default();
+                for query in floats(unit.queries() * head_dim).chunks_exact(head_dim) {
+                    queries.push(&kernels, query, largest_quant(head_dim));
+                }
                 let (mut total, mut work) = (Accumulator::default(), Workspace::default());
                 group.throughput(Throughput::Elements((4 * unit.queries() * len * head_dim) as u64));
                 let name = format!("{}/{heads}x{head_dim}", kernels.name());

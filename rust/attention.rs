@@ -4,13 +4,15 @@
 //! fixed positions, a segment is accumulated block by block, segments are merged in order. How queries are grouped into
 //! units, which thread runs a unit, and whether the segments of a query run one after the other or in parallel changes
 //! no bit; and a query that attends to all blocks has the bits of exact attention, whatever the others leave out.
+//!
+//! Queries, keys, values and weights are multiplied in fixed point, see [`crate::kernels::fixed`]. The scale of a value
+//! goes into the weight of its position, since a sum of integers can have one scale only.
 
-use crate::cache::{Page, PAGE};
+use crate::cache::{Block, Page, PAGE};
+use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, Step};
 use crate::kernels::layout::TILE;
-use crate::kernels::scalar::Shape;
 use crate::kernels::vector::SoftmaxState;
 use crate::kernels::Kernels;
-use half::f16;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,8 +20,8 @@ use std::sync::Arc;
 const SEGMENT: usize = 4;
 /// How many blocks ahead keys and values are asked for.
 const AHEAD: usize = 3;
-/// Queries in a unit, about: enough that converting a block for them costs little.
-const QUERIES: usize = 128;
+/// Fewest queries of a unit that has rows for them.
+const QUERIES: usize = 64;
 
 /// What one call of attention reads.
 pub struct Unit<'a> {
@@ -41,6 +43,29 @@ pub struct Unit<'a> {
     pub width: usize,
 }
 
+/// Queries of a unit, scaled and rotated, `[rows][group][width]`.
+#[derive(Default)]
+pub struct Queries {
+    /// As they are.
+    pub floats: Vec<f32>,
+    /// As they are multiplied with keys.
+    pub fixed: FixedRows,
+}
+
+impl Queries {
+    /// Forgets all queries.
+    pub fn clear(&mut self) {
+        self.floats.clear();
+        self.fixed.clear();
+    }
+
+    /// Rounds the last query of `floats`, which has `width` values.
+    pub fn round_last(&mut self, kernels: &Kernels, width: usize) {
+        let at = self.floats.len() - width;
+        self.fixed.push(kernels, &self.floats[at..], largest_quant(width));
+    }
+}
+
 /// Accumulated attention of a unit's queries, `rows * group` of them, not yet divided by the sums.
 #[derive(Clone, Default)]
 pub struct Accumulator {
@@ -54,13 +79,38 @@ pub struct Workspace {
     segment: Accumulator,
     scratch: Scratch,
     /// The queries that attend to a block, where not all do, and what they accumulated.
-    some: (Vec<usize>, Vec<f32>, Accumulator),
+    some: (Vec<usize>, FixedRows, Accumulator),
 }
 
 #[derive(Default)]
 struct Scratch {
     scores: Vec<f32>,
-    factors: Vec<f32>,
+    weighing: Weighing,
+}
+
+/// What turning scores into weights gives.
+#[derive(Default)]
+pub struct Weighing {
+    /// How to add the block, for each query.
+    pub steps: Vec<Step>,
+    /// `[queries][64]`.
+    pub weights: Vec<i16>,
+}
+
+impl Weighing {
+    /// Weighs the keys of a block by their scores, `[queries][64]`; see [`crate::kernels::vector::softmax_rows`].
+    pub fn weigh(
+        &mut self,
+        kernels: &Kernels,
+        scores: &mut [f32],
+        inverses: &[f32],
+        [valid, group]: [usize; 2],
+        states: &mut [SoftmaxState],
+    ) {
+        self.steps.resize(states.len(), Step::default());
+        self.weights.resize(states.len() * PAGE, 0);
+        kernels.softmax_rows(scores, inverses, valid, group, states, &mut self.steps, &mut self.weights);
+    }
 }
 
 /// Which queries of a unit attend to which blocks.
@@ -104,49 +154,47 @@ impl Accumulator {
         kernels.merge(&mut self.states, &mut self.out, states, out);
     }
 
-    /// Adds a block of 64 keys, `[width][64]`, and values, `[64][width]`. The first query row sees `valid` of them,
-    /// each later row one more. `later` are the keys and values of a later block, or nothing.
+    /// Adds a block. The first query row sees `valid` of its positions, each later row one more. `later` is a block that
+    /// will be read soon.
     ///
     /// Performance note: a few queries take less time than it takes to fetch the block from memory, and the processor
     /// does not foresee jumps from page to page: asking [`AHEAD`] makes 1 to 8 rows at 1,500 positions 5 to 10 % faster.
     fn add_block(
         &mut self,
         unit: &Unit<'_>,
-        queries: &[f32],
-        [keys, values]: [&[f16]; 2],
-        later: [&[f16]; 2],
+        queries: &FixedRows,
+        block: Block<'_>,
+        later: Option<Block<'_>>,
         valid: usize,
         scratch: &mut Scratch,
     ) {
         scratch.scores.resize(self.states.len() * PAGE, 0.0);
-        let seen = seen(valid, unit);
-        let shape = Shape { wanted: seen, ..Shape::whole(self.states.len(), unit.width, PAGE) };
-        unit.kernels.multiply_f16(shape, queries, keys, later[0], &mut scratch.scores, false);
-        self.add_weighted(unit, &mut scratch.scores, values, later[1], valid, &mut scratch.factors);
+        let shape = Shape { wanted: seen(valid, unit), ..Shape::whole(self.states.len(), unit.width, PAGE) };
+        let output =
+            Output::Scores { rows: &queries.scales, columns: block.key_scales, biases: block.value_logarithms };
+        let [keys, values] = later.map_or([&[][..]; 2], |later| [later.keys, later.values]);
+        unit.kernels.multiply(shape, &queries.quants, block.keys, output, keys, &mut scratch.scores);
+        let own = (block.values, block.value_inverses);
+        self.add_weighted(unit, &mut scratch.scores, own, values, valid, &mut scratch.weighing);
     }
 
-    /// Adds 64 values, `[64][width]`, by their scores, `[queries][64]`, which become weights; `valid` as for
-    /// [`Accumulator::add_block`], those beyond what the last row sees are left out. `later` are values that will be
-    /// read soon, `factors` is memory to work in.
+    /// Adds 64 values and the inverses of their scales by their scores, `[queries][64]`, to which the logarithms of the
+    /// scales were added; `valid` as for [`Accumulator::add_block`], those beyond what the last row sees are left out.
+    /// `later` are values that will be read soon, `weighing` is memory to work in.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,
         scores: &mut [f32],
-        values: &[f16],
-        later: &[f16],
+        (values, inverses): (&[i16], &[f32]),
+        later: &[i16],
         valid: usize,
-        factors: &mut Vec<f32>,
+        weighing: &mut Weighing,
     ) {
         let Unit { kernels, group, width, .. } = *unit;
-        factors.resize(self.states.len(), 0.0);
-        kernels.softmax_rows(scores, valid, group, &mut self.states, factors);
-        for (out, &factor) in self.out.chunks_exact_mut(width).zip(&*factors) {
-            if factor != 1.0 {
-                kernels.scale(out, factor);
-            }
-        }
+        weighing.weigh(kernels, scores, inverses, [valid, group], &mut self.states);
         let values = &values[..seen(valid, unit) * width];
-        kernels.multiply_f16(Shape::whole(self.states.len(), PAGE, width), scores, values, later, &mut self.out, true);
+        let shape = Shape::whole(self.states.len(), PAGE, width);
+        kernels.multiply(shape, &weighing.weights, values, Output::Sums(&weighing.steps), later, &mut self.out);
     }
 
     /// Takes over the queries `indices` of `all`.
@@ -171,8 +219,6 @@ impl Accumulator {
         let width = self.out.len() / self.states.len();
         for (state, out) in self.states.iter().zip(self.out.chunks_exact_mut(width)) {
             kernels.scale(out, 1.0 / state.sum);
-            // A zero has one sign, whether or not values that the query does not see were added with weight 0.
-            out.iter_mut().for_each(|out| *out += 0.0);
         }
         &self.out
     }
@@ -184,9 +230,12 @@ impl Accumulator {
 }
 
 impl Unit<'_> {
-    /// Most rows of a unit for `group` heads: a power of two, which cuts a block evenly.
-    pub fn rows(group: usize) -> usize {
-        let most = (QUERIES / group).clamp(1, PAGE);
+    /// Most rows of a unit for `group` heads of `width` values: a power of two, which cuts a block evenly.
+    ///
+    /// Performance note: queries, scores and weights of 64 share the first-level cache with a block, and attend 4 to 6 %
+    /// faster than 128. Blocks of wider heads fill it alone, so that more queries for each gain 6 %.
+    pub fn rows(group: usize, width: usize) -> usize {
+        let most = (QUERIES.max(width) / group).clamp(1, PAGE);
         1 << most.ilog2()
     }
 
@@ -223,9 +272,9 @@ impl Unit<'_> {
         self.position / PAGE
     }
 
-    /// Attends to the `kept` blocks, or to all, up to each query's own position; `queries` are scaled and rotated,
-    /// `[rows][group][width]`. Every query keeps its own block.
-    pub fn attend(&self, queries: &[f32], kept: Option<&Kept>, total: &mut Accumulator, work: &mut Workspace) {
+    /// Attends to the `kept` blocks, or to all, up to each query's own position; see [`Queries`]. Every query keeps its
+    /// own block.
+    pub fn attend(&self, queries: &FixedRows, kept: Option<&Kept>, total: &mut Accumulator, work: &mut Workspace) {
         total.clear(self.queries(), self.width);
         for segment in 0..Self::segments_at(self.position) {
             self.attend_segment(segment, queries, kept, work);
@@ -233,16 +282,16 @@ impl Unit<'_> {
         }
     }
 
-    /// Keys and values of a block.
-    fn read<'p>(&self, page: &'p Page) -> [&'p [f16]; 2] {
-        [page.keys(self.layer, self.head), page.values(self.layer, self.head)]
+    /// This unit's head of a page.
+    pub fn block<'p>(&self, page: &'p Page) -> Block<'p> {
+        page.block(self.layer, self.head)
     }
 
     /// Attends to the positions of one segment; the result is in the returned accumulator.
     pub fn attend_segment<'w>(
         &self,
         segment: usize,
-        queries: &[f32],
+        queries: &FixedRows,
         kept: Option<&Kept>,
         work: &'w mut Workspace,
     ) -> &'w Accumulator {
@@ -252,9 +301,9 @@ impl Unit<'_> {
         let blocks = start..end.min(self.own_block() + 1);
         for block in blocks {
             let later = self.pages[..=self.own_block()].get(block + AHEAD);
-            let later = later.map_or([&[][..]; 2], |page| self.read(page));
+            let later = later.map(|page| self.block(page));
             let valid = PAGE.min(self.position + 1 - block * PAGE);
-            let own = self.read(&self.pages[block]);
+            let own = self.block(&self.pages[block]);
             let kept = kept.map(|kept| kept.block(block)).filter(|kept| kept.contains(&false));
             let Some(kept) = kept else {
                 acc.add_block(self, queries, own, later, valid, scratch);
@@ -265,8 +314,8 @@ impl Unit<'_> {
             indices.extend((0..kept.len()).filter(|&i| kept[i]));
             if !indices.is_empty() {
                 some.gather(acc, indices);
-                gather_rows(queries, self.width, indices, some_queries);
-                some.add_block(self, some_queries, own, [&[]; 2], valid, scratch);
+                some_queries.gather(queries, indices);
+                some.add_block(self, some_queries, own, None, valid, scratch);
                 some.scatter(acc, indices);
             }
         }
@@ -280,7 +329,7 @@ fn seen(valid: usize, unit: &Unit<'_>) -> usize {
 }
 
 /// Copies the rows `indices` of `all` to `rows`, whole rows at a time.
-pub fn gather_rows(all: &[f32], width: usize, indices: &[usize], rows: &mut Vec<f32>) {
+fn gather_rows(all: &[f32], width: usize, indices: &[usize], rows: &mut Vec<f32>) {
     rows.clear();
     for &i in indices {
         rows.extend_from_slice(&all[i * width..(i + 1) * width]);

@@ -4,11 +4,10 @@
 //! pointers, and a page that others hold is copied before it is written. So snapshots are cheap and never go stale.
 
 use crate::error::{Error, Result};
-use crate::kernels::scalar::Shape;
+use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
 use crate::kernels::shared::Shared;
 use crate::kernels::Kernels;
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// Positions in a page: one block of attention.
@@ -32,7 +31,12 @@ impl CacheShape {
     }
 
     fn head_len(&self) -> usize {
-        2 * PAGE * self.padded_dim()
+        2 * self.quants() + FLOATS * PAGE
+    }
+
+    /// Words of the keys, or of the values, of one head in a page.
+    fn quants(&self) -> usize {
+        PAGE * self.padded_dim() / 2
     }
 
     fn page_len(&self) -> usize {
@@ -41,29 +45,64 @@ impl CacheShape {
 
     /// Bytes that one cached position takes.
     pub fn bytes_per_token(&self) -> usize {
-        self.page_len() * size_of::<f16>() / PAGE
+        self.page_len() * size_of::<u32>() / PAGE
     }
 }
 
-/// Keys and values of 64 positions: for each layer and head the keys as `[dim][position]`, then the values as
-/// `[position][dim]`, so that both products of attention run along registers.
+/// Numbers that a position of a head has beside its quants: see [`Block`].
+const FLOATS: usize = 3;
+
+/// Keys and values of 64 positions, in fixed point: for each layer and head what [`Block`] refers to, one after the other,
+/// in words of two quants or one number.
 pub struct Page {
     shape: CacheShape,
-    data: Shared<f16>,
-    /// Mean key, mean value and variance of the keys, of each layer and head, computed when first asked for.
-    means: Vec<OnceLock<Box<[f16]>>>,
+    data: Shared<u32>,
+    /// Of each layer and head, computed when first asked for; see [`Page::statistics`].
+    statistics: Vec<OnceLock<FixedRows>>,
+}
+
+/// Keys and values of one head at 64 positions. Pairs of what a product adds up lie side by side, and pairs of neighbouring
+/// columns after each other, so that both products of attention run along registers.
+#[derive(Clone, Copy)]
+pub struct Block<'a> {
+    /// Quants of the keys, `[padded_dim / 2][PAGE][2]`.
+    pub keys: &'a [i16],
+    /// Quants of the values, `[PAGE / 2][padded_dim][2]`.
+    pub values: &'a [i16],
+    /// Scales of the keys.
+    pub key_scales: &'a [f32],
+    /// Natural logarithms of the values' scales.
+    pub value_logarithms: &'a [f32],
+    /// Their inverses.
+    pub value_inverses: &'a [f32],
+}
+
+/// Puts a key into `keys`, laid out like a block's.
+pub fn put_key(keys: &mut [i16], position: usize, key: &[i16]) {
+    for (keys, pair) in keys.chunks_exact_mut(2 * PAGE).zip(key.chunks(2)) {
+        keys[2 * position..2 * position + pair.len()].copy_from_slice(pair);
+    }
+}
+
+/// Puts a value into `values`, laid out like a block's.
+pub fn put_value(values: &mut [i16], position: usize, value: &[i16]) {
+    let width = values.len() / PAGE;
+    let pairs = &mut values[position / 2 * 2 * width..][..2 * width];
+    for (to, &value) in pairs[position % 2..].iter_mut().step_by(2).zip(value) {
+        *to = value;
+    }
 }
 
 impl Page {
     /// `count` pages side by side, so that the system's large pages can back them.
     fn several(shape: CacheShape, count: usize) -> Result<impl DoubleEndedIterator<Item = Self>> {
-        let means = vec![OnceLock::new(); shape.n_layer * shape.n_head_kv];
         let all = Shared::mapped(shape.page_len(), count).ok_or(Error::Memory {
             what: "the key/value cache",
-            bytes: count * shape.page_len() * size_of::<f16>(),
+            bytes: count * shape.page_len() * size_of::<u32>(),
             way_out: "drop sessions or snapshots that are no longer needed, or use a shorter context",
         })?;
-        Ok(all.into_iter().map(move |data| Self { shape, data, means: means.clone() }))
+        let statistics = move || (0..shape.n_layer * shape.n_head_kv).map(|_| OnceLock::new()).collect();
+        Ok(all.into_iter().map(move |data| Self { shape, data, statistics: statistics() }))
     }
 
     fn copy(&self) -> Result<Self> {
@@ -72,71 +111,83 @@ impl Page {
         Ok(new)
     }
 
-    fn all(&self) -> &[f16] {
+    fn all(&self) -> &[u32] {
         self.data.read(0..self.data.len())
     }
 
     /// A copy of the first `len` positions, with zeros for the others.
-    fn first(&self, len: usize) -> Vec<f16> {
+    fn first(&self, len: usize) -> Vec<u32> {
         let mut all = self.all().to_vec();
+        let zeros = vec![0; self.shape.padded_dim()];
         for head in all.chunks_exact_mut(self.shape.head_len()) {
-            let (keys, values) = head.split_at_mut(self.shape.head_len() / 2);
-            keys.chunks_exact_mut(PAGE).for_each(|positions| positions[len..].fill(f16::ZERO));
-            values[len * self.shape.padded_dim()..].fill(f16::ZERO);
+            let (keys, rest) = head.split_at_mut(self.shape.quants());
+            let (values, floats) = rest.split_at_mut(self.shape.quants());
+            for position in len..PAGE {
+                put_key(bytemuck::cast_slice_mut(keys), position, &zeros);
+                put_value(bytemuck::cast_slice_mut(values), position, &zeros);
+            }
+            floats.chunks_exact_mut(PAGE).for_each(|floats| floats[len..].fill(0));
         }
         all
     }
 
-    fn head(&self, layer: usize, head: usize) -> usize {
-        (layer * self.shape.n_head_kv + head) * self.shape.head_len()
+    /// Where the keys, values and numbers of one head stand.
+    fn parts(&self, layer: usize, head: usize) -> [Range<usize>; 3] {
+        let quants = self.shape.quants();
+        let keys = (layer * self.shape.n_head_kv + head) * self.shape.head_len();
+        let [values, floats] = [keys + quants, keys + 2 * quants];
+        [keys..values, values..floats, floats..keys + self.shape.head_len()]
     }
 
-    /// Keys of one head, `[padded_dim][PAGE]`.
-    pub fn keys(&self, layer: usize, head: usize) -> &[f16] {
-        let at = self.head(layer, head);
-        self.data.read(at..at + self.shape.head_len() / 2)
+    /// What is stored of one head.
+    pub fn block(&self, layer: usize, head: usize) -> Block<'_> {
+        let [keys, values, floats] = self.parts(layer, head).map(|part| self.data.read(part));
+        let [keys, values] = [keys, values].map(bytemuck::cast_slice);
+        let (key_scales, value_scales) = bytemuck::cast_slice(floats).split_at(PAGE);
+        let (value_logarithms, value_inverses) = value_scales.split_at(PAGE);
+        Block { keys, values, key_scales, value_logarithms, value_inverses }
     }
 
-    /// Values of one head, `[PAGE][padded_dim]`.
-    pub fn values(&self, layer: usize, head: usize) -> &[f16] {
-        let at = self.head(layer, head) + self.shape.head_len() / 2;
-        self.data.read(at..at + self.shape.head_len() / 2)
-    }
-
-    /// Mean key, mean value and variance of the keys of one head of a full page, `[3][padded_dim]`.
-    pub fn means(&self, kernels: &Kernels, layer: usize, head: usize) -> &[f16] {
-        self.means[layer * self.shape.n_head_kv + head].get_or_init(|| {
+    /// Mean key, mean value and variance of the keys of one head of a full page.
+    pub fn statistics(&self, kernels: &Kernels, layer: usize, head: usize) -> &FixedRows {
+        self.statistics[layer * self.shape.n_head_kv + head].get_or_init(|| {
             let width = self.shape.padded_dim();
-            let mut sums = vec![0.0; 3 * width];
-            let mut row = [0.0; PAGE];
-            for (d, key) in self.keys(layer, head).chunks_exact(PAGE).enumerate() {
-                key.convert_to_f32_slice(&mut row);
-                let mean = row.iter().sum::<f32>() / PAGE as f32;
-                sums[d] = mean;
-                sums[2 * width + d] = row.iter().map(|key| (key - mean).powi(2)).sum::<f32>() / PAGE as f32;
+            let block = self.block(layer, head);
+            let [mut keys, mut values, mut variances] = std::array::from_fn(|_| vec![0.0; width]);
+            let mean = |row: &[f32; PAGE]| row.iter().sum::<f32>() / PAGE as f32;
+            for d in 0..width {
+                let pairs = &block.keys[d / 2 * 2 * PAGE..][..2 * PAGE];
+                let row = std::array::from_fn(|i| f32::from(pairs[2 * i + d % 2]) * block.key_scales[i]);
+                keys[d] = mean(&row);
+                variances[d] = mean(&row.map(|key| (key - keys[d]) * (key - keys[d])));
+                let value = |i: usize| f32::from(block.values[(i / 2 * width + d) * 2 + i % 2]);
+                values[d] = mean(&std::array::from_fn(|i| value(i) / block.value_inverses[i]));
             }
-            let equal = [1.0 / PAGE as f32; PAGE];
-            let shape = Shape::whole(1, PAGE, width);
-            kernels.multiply_f16(shape, &equal, self.values(layer, head), &[], &mut sums[width..2 * width], false);
-            let mut means = vec![f16::ZERO; 3 * width];
-            kernels.to_f16(&sums, &mut means);
-            means.into()
+            let mut rows = FixedRows::default();
+            rows.push(kernels, &keys, largest_quant(width));
+            rows.push(kernels, &values, LARGEST_VALUE);
+            rows.push(kernels, &variances, largest_quant(width));
+            rows
         })
     }
 
-    /// Stores the key of one position. One thread a position and head; see [`Shared::write`].
-    pub fn store_key(&self, layer: usize, head: usize, position: usize, key: &[f16]) {
-        let at = self.head(layer, head) + position;
-        for (d, &key) in key.iter().enumerate() {
-            self.data.write(at + d * PAGE..at + d * PAGE + 1)[0] = key;
-        }
+    /// Stores the key of one position. One thread a head; see [`Shared::write`].
+    pub fn store_key(&self, layer: usize, head: usize, position: usize, key: &[i16], scale: f32) {
+        let [keys, _, floats] = self.parts(layer, head);
+        put_key(bytemuck::cast_slice_mut(self.data.write(keys)), position, key);
+        self.store_float(floats.start + position, scale);
     }
 
     /// Stores the value of one position, likewise.
-    pub fn store_value(&self, layer: usize, head: usize, position: usize, value: &[f16]) {
-        let width = self.shape.padded_dim();
-        let at = self.head(layer, head) + width * PAGE + position * width;
-        self.data.write(at..at + value.len()).copy_from_slice(value);
+    pub fn store_value(&self, layer: usize, head: usize, position: usize, value: &[i16], scale: f32) {
+        let [_, values, floats] = self.parts(layer, head);
+        put_value(bytemuck::cast_slice_mut(self.data.write(values)), position, value);
+        self.store_float(floats.start + PAGE + position, scale.ln());
+        self.store_float(floats.start + 2 * PAGE + position, 1.0 / scale);
+    }
+
+    fn store_float(&self, at: usize, number: f32) {
+        self.data.write(at..at + 1)[0] = number.to_bits();
     }
 }
 
@@ -197,7 +248,7 @@ impl KvCache {
             match self.pages.get_mut(i) {
                 None => self.pages.push(Arc::new(self.spare.pop().expect("as many as are missing"))),
                 Some(page) => match Arc::get_mut(page) {
-                    Some(page) => page.means.fill(OnceLock::new()),
+                    Some(page) => page.statistics.iter_mut().for_each(|statistics| *statistics = OnceLock::new()),
                     None => *page = Arc::new(page.copy()?),
                 },
             }
@@ -220,7 +271,7 @@ impl KvCache {
 
     /// The values of all pages, for saving; zeros where nothing is cached, whatever stood there before.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.len.div_ceil(PAGE) * self.shape.page_len() * size_of::<f16>());
+        let mut bytes = Vec::with_capacity(self.len.div_ceil(PAGE) * self.shape.page_len() * size_of::<u32>());
         for page in &self.pages[..self.len / PAGE] {
             bytes.extend_from_slice(bytemuck::cast_slice(page.all()));
         }
@@ -235,7 +286,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::Argument`] if their number does not fit.
     pub fn from_bytes(shape: CacheShape, len: usize, bytes: &[u8]) -> Result<Self> {
-        let page_bytes = shape.page_len() * size_of::<f16>();
+        let page_bytes = shape.page_len() * size_of::<u32>();
         let needed = len.div_ceil(PAGE) * page_bytes;
         if bytes.len() != needed {
             return Err(Error::Argument(format!(

@@ -10,7 +10,7 @@ mod choose;
 mod output;
 mod store;
 
-use crate::attention::{Accumulator, Workspace};
+use crate::attention::{Accumulator, Queries, Workspace};
 use crate::cache::Page;
 use crate::config::Config;
 use crate::distribution::argmax;
@@ -24,7 +24,6 @@ use crate::weights::{Layer, Matrix, Weights};
 use attend::AttentionPlan;
 pub use buffers::Buffers;
 use choose::Choices;
-use half::f16;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -341,8 +340,8 @@ struct Local {
     /// Gate and up projections of some columns.
     hidden: [Vec<[f32; TILE]>; 2],
     floats: Vec<f32>,
-    halves: Vec<f16>,
-    queries: Vec<f32>,
+    quants: Vec<i16>,
+    queries: Queries,
     selection: Selection,
     total: Accumulator,
     work: Workspace,

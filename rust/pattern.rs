@@ -9,7 +9,7 @@ mod tests;
 
 pub use selection::Selection;
 
-use crate::attention::{Kept, Unit};
+use crate::attention::{Kept, Queries, Unit};
 use crate::cache::PAGE;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -172,7 +172,7 @@ impl Prompt {
         &self,
         n_layer: usize,
         unit: &Unit<'_>,
-        queries: &[f32],
+        queries: &Queries,
         selection: &'s mut Selection,
     ) -> Option<&'s mut Selection> {
         let own = unit.own_block();

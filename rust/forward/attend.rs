@@ -54,7 +54,7 @@ impl AttentionPlan {
     pub fn new(config: &Config, rows: &[Row], dense: bool, workers: usize) -> Self {
         // A unit reads all keys and values of its head, so the more rows it has the better; but where it cannot be
         // split, every worker needs several.
-        let most = Unit::rows(config.n_head / config.n_head_kv);
+        let most = Unit::rows(config.n_head / config.n_head_kv, config.head_dim);
         let even = (rows.len() * config.n_head_kv).div_ceil(PIECES * workers);
         let most = if dense { most } else { even.clamp(1, most) };
         let mut units: Vec<Range<usize>> = Vec::new();
@@ -150,7 +150,7 @@ impl Pass {
             let n_layer = self.decoder.config.n_layer;
             let selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
             let kept = selection.as_ref().map(|selection| selection.kept());
-            unit.attend(queries, kept, total, work);
+            unit.attend(&queries.fixed, kept, total, work);
             if let Some(counts) = prompt.and_then(|prompt| prompt.counts.as_ref()) {
                 counts.add(&unit, kept);
             }
@@ -181,12 +181,12 @@ impl Pass {
             let unit = self.unit(layer, *index, *head);
             self.put_queries(&unit, *index, local);
             let Some(results) = results else {
-                unit.attend(&local.queries, None, &mut local.total, &mut local.work);
+                unit.attend(&local.queries.fixed, None, &mut local.total, &mut local.work);
                 self.put_attended(&unit, *index, 0, local);
                 continue;
             };
             for (segment, at) in segments.clone().zip((*results..).step_by(unit.queries())) {
-                let (states, sums) = unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
+                let (states, sums) = unit.attend_segment(segment, &local.queries.fixed, None, &mut local.work).parts();
                 split.states.write(at..at + states.len()).copy_from_slice(states);
                 split.sums.write(at * unit.width..at * unit.width + sums.len()).copy_from_slice(sums);
             }
@@ -229,15 +229,18 @@ impl Pass {
 
     /// Puts the queries of a unit, scaled and rotated, into `local.queries`.
     fn put_queries(&self, unit: &Unit<'_>, index: usize, local: &mut Local) {
-        let scale = 1.0 / (self.decoder.config.head_dim as f32).sqrt();
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        let scale = 1.0 / (config.head_dim as f32).sqrt();
         local.queries.clear();
         for row in self.attention.units[index].clone() {
             for i in 0..unit.group {
-                let at = local.queries.len();
-                local.queries.extend_from_slice(self.buffers.qkv.read(self.head(row, unit.head * unit.group + i)));
-                self.rotate(row, &mut local.queries[at..]);
-                self.decoder.kernels.scale(&mut local.queries[at..], scale);
-                local.queries.resize(at + unit.width, 0.0);
+                let floats = &mut local.queries.floats;
+                let at = floats.len();
+                floats.extend_from_slice(self.buffers.qkv.read(self.head(row, unit.head * unit.group + i)));
+                self.rotate(row, &mut floats[at..]);
+                kernels.scale(&mut floats[at..], scale);
+                floats.resize(at + unit.width, 0.0);
+                local.queries.round_last(kernels, unit.width);
             }
         }
     }

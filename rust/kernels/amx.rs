@@ -27,7 +27,7 @@ use std::arch::x86_64::*;
 use stream::dot_stream;
 use unit::Quants;
 
-pub use avx512::{merge, multiply_f16, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_f16};
+pub use avx512::{merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed};
 
 /// Rows of a tile register.
 const BLOCK: usize = 16;

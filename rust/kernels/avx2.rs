@@ -10,8 +10,9 @@
 mod attention;
 mod products;
 
-pub use attention::{multiply_f16, to_f16};
+pub use attention::multiply;
 
+use super::fixed::Step;
 use super::layout::*;
 use super::vector::{self, SoftmaxState};
 use crate::blocks::GgmlType;

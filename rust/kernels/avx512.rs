@@ -14,13 +14,13 @@
 
 mod attention;
 
+use super::fixed::Step;
 use super::layout::*;
 use super::vector::{self, SoftmaxState};
 use crate::blocks::GgmlType;
-use half::f16;
 use std::arch::x86_64::*;
 
-pub use attention::multiply_f16;
+pub use attention::multiply;
 
 /// Activation rows that share one pass over a tile's quants.
 const BLOCK: usize = 8;
@@ -332,31 +332,23 @@ pub fn quantize(halves: [&[f32; TILE]; 2], out: &mut ActivationGroup) {
     out.describe(largest / 127.0, sums);
 }
 
-/// As [`super::scalar::to_f16`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn to_f16(values: &[f32], out: &mut [f16]) {
-    assert!(values.len() == out.len());
-    let (values, tail) = values.as_chunks::<TILE>();
-    let (out, out_tail) = out.as_chunks_mut::<TILE>();
-    let limit = _mm512_set1_ps(65504.0);
-    for (value, out) in values.iter().zip(out) {
-        let low = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), load(value));
-        let half = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(_mm512_min_ps(limit, low));
-        // SAFETY: 16 f16 values are 32 bytes; the store is unaligned.
-        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), half) };
-    }
-    super::scalar::to_f16(tail, out_tail);
-}
-
 /// As [`vector::softmax_rows`].
 ///
 /// Performance note: the compiler's own way from 16 lanes to one takes as long as the exponentials of a row. These two
 /// join halves of 8, 4, 2 and 1 lanes, as [`vector`] does.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]) {
+pub fn softmax_rows(
+    scores: &mut [f32],
+    inverses: &[f32],
+    valid: usize,
+    group: usize,
+    states: &mut [SoftmaxState],
+    steps: &mut [Step],
+    weights: &mut [i16],
+) {
     let largest = |lanes: [f32; TILE]| _mm512_reduce_max_ps(load(&lanes));
     let sum = |lanes: [f32; TILE]| _mm512_reduce_add_ps(load(&lanes));
-    vector::softmax_rows_with(scores, valid, group, states, factors, largest, sum);
+    vector::softmax_rows_with(scores, inverses, valid, group, states, steps, weights, largest, sum);
 }
 
 vector::instantiate_common!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");

@@ -1,6 +1,6 @@
 //! AVX-VNNI: AVX2 with four products a lane in one instruction, for CPUs that have it but not AVX-512.
 
-pub use super::avx2::{merge, multiply_f16, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_f16};
+pub use super::avx2::{merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed};
 
 use super::avx2;
 use super::layout::{Rows, Tiles, TILE};

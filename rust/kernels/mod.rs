@@ -11,6 +11,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avxvnni;
+pub mod fixed;
 pub mod layout;
 pub mod scalar;
 pub mod shared;
@@ -19,13 +20,15 @@ pub(crate) mod tests;
 pub mod vector;
 
 use crate::error::{Error, Result};
-use half::f16;
+use fixed::{Output, Shape, Step};
 use layout::{ActivationGroup, Rows, Tiles, TILE};
-use scalar::Shape;
 use vector::SoftmaxState;
 
-/// See [`scalar::multiply_f16`].
-type MultiplyF16 = unsafe fn(Shape, &[f32], &[f16], &[f16], &mut [f32], bool);
+/// See [`scalar::multiply`].
+type Multiply = unsafe fn(Shape, &[i16], &[i16], Output<'_>, &[i16], &mut [f32]);
+
+/// See [`vector::softmax_rows`].
+type SoftmaxRows = unsafe fn(&mut [f32], &[f32], usize, usize, &mut [SoftmaxState], &mut [Step], &mut [i16]);
 
 /// See [`vector::merge`].
 type Merge = unsafe fn(&mut [SoftmaxState], &mut [f32], &[SoftmaxState], &[f32]);
@@ -35,13 +38,13 @@ type Merge = unsafe fn(&mut [SoftmaxState], &mut [f32], &[SoftmaxState], &[f32])
 pub struct Kernels {
     name: &'static str,
     dot: unsafe fn(&Tiles<'_>, &Rows<'_>, &mut [[f32; TILE]]),
-    multiply_f16: MultiplyF16,
-    to_f16: unsafe fn(&[f32], &mut [f16]),
+    multiply: Multiply,
+    to_fixed: unsafe fn(&[f32], f32, &mut [i16]) -> f32,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
     quantize: unsafe fn([&[f32; TILE]; 2], &mut ActivationGroup),
-    softmax_rows: unsafe fn(&mut [f32], usize, usize, &mut [SoftmaxState], &mut [f32]),
+    softmax_rows: SoftmaxRows,
     screen: unsafe fn(&[f32; TILE], &[f32; TILE], f32, &mut f32) -> bool,
     scale: unsafe fn(&mut [f32], f32),
     merge: Merge,
@@ -53,8 +56,8 @@ macro_rules! table {
         Kernels {
             name: $name,
             dot: $module::dot,
-            multiply_f16: $module::multiply_f16,
-            to_f16: $module::to_f16,
+            multiply: $module::multiply,
+            to_fixed: $module::to_fixed,
             rms_norm: $module::rms_norm,
             rope: $module::rope,
             swiglu: $module::swiglu,
@@ -167,10 +170,10 @@ impl Kernels {
     methods! {
         /// See [`scalar::dot`].
         dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
-        /// See [`scalar::multiply_f16`].
-        multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool);
-        /// See [`scalar::to_f16`].
-        to_f16(values: &[f32], out: &mut [f16]);
+        /// See [`scalar::multiply`].
+        multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]);
+        /// See [`vector::to_fixed`].
+        to_fixed(values: &[f32], largest: f32, out: &mut [i16]) -> f32;
         /// See [`vector::rms_norm`].
         rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]);
         /// See [`vector::rope`].
@@ -181,7 +184,8 @@ impl Kernels {
         quantize(halves: [&[f32; TILE]; 2], out: &mut ActivationGroup);
         /// See [`vector::softmax_rows`].
         softmax_rows(
-            scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]
+            scores: &mut [f32], inverses: &[f32], valid: usize, group: usize, states: &mut [SoftmaxState],
+            steps: &mut [Step], weights: &mut [i16]
         );
         /// See [`vector::screen`].
         screen(values: &[f32; TILE], norms: &[f32; TILE], error: f32, low: &mut f32) -> bool;
@@ -204,7 +208,7 @@ impl Ahead {
     const LINE: usize = 64;
 
     /// All of `values` in `steps` steps.
-    fn new(values: &[f16], steps: usize) -> Self {
+    fn new(values: &[i16], steps: usize) -> Self {
         Self { next: values.as_ptr().cast(), lines: size_of_val(values).div_ceil(Self::LINE).div_ceil(steps.max(1)) }
     }
 

@@ -1,5 +1,6 @@
 //! The specification of every kernel, in plain loops; the other instruction sets give the same bits.
 
+use super::fixed::{Output, Shape, ONE};
 use super::layout::*;
 use crate::blocks::GgmlType;
 use half::{bf16, f16};
@@ -130,62 +131,24 @@ fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
     })
 }
 
-/// Shapes of a product `c = a * b`; columns are multiples of 16.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Rows of `a` and `c`.
-    pub count: usize,
-    /// Width of `a`; `b` has as many rows, or fewer.
-    pub depth: usize,
-    /// Width of `b` and `c`.
-    pub columns: usize,
-    /// How many of these are computed, from the first on; what `c` has in the others stays.
-    pub wanted: usize,
-}
-
-impl Shape {
-    /// A product of which everything is computed.
-    pub fn whole(count: usize, depth: usize, columns: usize) -> Self {
-        Self { count, depth, columns, wanted: columns }
-    }
-
-    /// Checks what kernels rely on.
-    ///
-    /// # Panics
-    /// If a slice does not have the length that the shape implies.
-    pub fn check(&self, a: &[f32], b: &[f16], c: &[f32]) {
-        let Self { count, depth, columns, wanted } = *self;
-        assert!(columns.is_multiple_of(TILE) && wanted.is_multiple_of(TILE) && wanted <= columns);
-        assert!(!b.is_empty() && b.len().is_multiple_of(columns) && b.len() <= depth * columns);
-        assert!(a.len() >= count * depth && c.len() >= count * columns);
-    }
-}
-
-/// `c[i][n] = sum over k of a[i][k] * b[k][n]`, each element in ascending `k`, on top of what is in `c` if `add`: one
-/// block of attention.
+/// Products of rows `a`, `[count][depth]`, with columns `b`, `[depth / 2][columns][2]`, and what `output` makes of them in
+/// `c`, `[count][columns]`: one block of attention.
 ///
 /// The values of `a` beyond the rows of `b` are left out, as are the columns of `c` beyond those wanted. `ahead` is what
 /// will be read soon, to be fetched meanwhile.
-pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool) {
+pub fn multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
     let _ = ahead;
-    shape.check(a, b, c);
+    shape.check(a, b, &output, c);
     let Shape { count, depth, columns, wanted } = shape;
     for i in 0..count {
         for n in 0..wanted {
+            let product = |k: usize| i32::from(a[i * depth + k]) * i32::from(b[(k / 2 * columns + n) * 2 + k % 2]);
+            let product = (0..b.len() / columns).map(product).fold(0, i32::wrapping_add) as f32;
             let c = &mut c[i * columns + n];
-            if !add {
-                *c = 0.0;
-            }
-            for k in 0..b.len() / columns {
-                *c = a[i * depth + k].mul_add(b[k * columns + n].to_f32(), *c);
-            }
+            *c = match output {
+                Output::Scores { rows, columns, biases } => product.mul_add(rows[i] * columns[n], biases[n]),
+                Output::Sums(steps) => product.mul_add(steps[i].add / ONE, *c * steps[i].keep),
+            };
         }
-    }
-}
-
-/// Rounds to f16, clamped to its finite range so that a cached value never makes `0 * x` a NaN.
-pub fn to_f16(values: &[f32], out: &mut [f16]) {
-    for (value, out) in values.iter().zip(out) {
-        *out = f16::from_f32(value.clamp(-65504.0, 65504.0));
     }
 }

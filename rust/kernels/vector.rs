@@ -3,6 +3,7 @@
 //! Sums run in 16 lanes that are folded in a fixed tree and multiply-adds are explicit, so the compiler may not
 //! reorder anything and every instruction set gives the same bits.
 
+use super::fixed::{Step, LEAST, ONE};
 use super::layout::ActivationGroup;
 
 const LANES: usize = 16;
@@ -145,13 +146,23 @@ impl SoftmaxState {
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// Turns rows of [`BLOCK`] scores into weights `exp(score - max)` and brings every row's state up to date.
+/// Turns rows of [`BLOCK`] scores into weights `exp(score - max)` of their own block, brings every row's state up to date
+/// and tells how the block is to be added.
 ///
-/// Row `i` has `valid + i / group` scores, at least one; the weights of the others are zero. `factors[i]` brings what
-/// row `i` accumulated before to the new maximum.
+/// Scores are those of keys plus the logarithms of the scales of their values, so weights are ready to be multiplied with
+/// the values' quants; the sum of a state, without those scales, takes their `inverses`. Row `i` has
+/// `valid + i / group` scores; the weights of the others are zero.
 #[inline(always)]
-pub fn softmax_rows(scores: &mut [f32], valid: usize, group: usize, states: &mut [SoftmaxState], factors: &mut [f32]) {
-    softmax_rows_with(scores, valid, group, states, factors, largest_lane, sum_of_lanes);
+pub fn softmax_rows(
+    scores: &mut [f32],
+    inverses: &[f32],
+    valid: usize,
+    group: usize,
+    states: &mut [SoftmaxState],
+    steps: &mut [Step],
+    weights: &mut [i16],
+) {
+    softmax_rows_with(scores, inverses, valid, group, states, steps, weights, largest_lane, sum_of_lanes);
 }
 
 /// Largest of 16 lanes, none of which is NaN.
@@ -167,47 +178,81 @@ fn sum_of_lanes(lanes: [f32; LANES]) -> f32 {
 }
 
 /// [`softmax_rows`] with an instruction set's own `largest_lane` and `sum_of_lanes`.
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub fn softmax_rows_with(
     scores: &mut [f32],
+    inverses: &[f32],
     valid: usize,
     group: usize,
     states: &mut [SoftmaxState],
-    factors: &mut [f32],
+    steps: &mut [Step],
+    weights: &mut [i16],
     largest_lane: impl Fn([f32; LANES]) -> f32,
     sum_of_lanes: impl Fn([f32; LANES]) -> f32,
 ) {
     let (rows, _) = scores.as_chunks_mut::<BLOCK>();
-    // Three passes, so that the chains of one row's maximum, factor and sum do not wait for each other.
-    for (i, row) in rows.iter_mut().enumerate() {
-        let valid = valid + i / group;
+    // Three passes, so that the chains of one row's maximum, factors and sum do not wait for each other.
+    for (i, ((row, state), step)) in rows.iter_mut().zip(&mut *states).zip(&mut *steps).enumerate() {
+        let valid = valid.saturating_add(i / group);
         if valid < BLOCK {
             row[valid..].fill(f32::NEG_INFINITY);
         }
-        let mut lanes = [f32::NEG_INFINITY; LANES];
+        // Not infinite, so that a row without scores gets weights of zero.
+        let mut lanes = [f32::MIN; LANES];
         for chunk in row.as_chunks::<LANES>().0 {
             for (lane, &s) in lanes.iter_mut().zip(chunk) {
                 *lane = if s > *lane { s } else { *lane };
             }
         }
         let max = largest_lane(lanes);
-        let max = if max > states[i].max { max } else { states[i].max };
-        factors[i] = states[i].max - max;
-        states[i].max = max;
+        let all = if max > state.max { max } else { state.max };
+        *step = Step { max, keep: state.max - all, add: max - all };
+        state.max = all;
     }
-    for factor in factors.iter_mut() {
-        *factor = exp_to_one(*factor);
+    for step in steps.iter_mut() {
+        step.keep = exp_to_one(step.keep);
+        step.add = exp_to_one(step.add);
     }
-    for ((row, state), &factor) in rows.iter_mut().zip(states).zip(&*factors) {
+    let (inverses, _) = inverses.as_chunks::<LANES>();
+    let weights = weights.as_chunks_mut::<BLOCK>().0;
+    for (((row, weights), state), step) in rows.iter().zip(weights).zip(states).zip(&*steps) {
         let mut lanes = [0.0f32; LANES];
-        for chunk in row.as_chunks_mut::<LANES>().0 {
-            for (lane, s) in lanes.iter_mut().zip(chunk) {
-                *s = exp_to_one(*s - state.max);
-                *lane += *s;
+        let chunks = row.as_chunks::<LANES>().0.iter().zip(weights.as_chunks_mut::<LANES>().0);
+        for ((scores, weights), inverses) in chunks.zip(inverses) {
+            for i in 0..LANES {
+                let weight = exp_to_one(scores[i] - step.max);
+                lanes[i] = weight.mul_add(inverses[i], lanes[i]);
+                weights[i] = rounded(weight, ONE);
             }
         }
-        state.sum = state.sum.mul_add(factor, sum_of_lanes(lanes));
+        state.sum = state.sum.mul_add(step.keep, sum_of_lanes(lanes) * step.add);
     }
+}
+
+/// The integer nearest to `value * factor`, ties to even; its magnitude is below 2^15.
+#[inline(always)]
+fn rounded(value: f32, factor: f32) -> i16 {
+    value.mul_add(factor, ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16
+}
+
+/// Rounds a row to quants up to `largest` and returns their scale, which is no number if one of the values is none or
+/// infinite.
+#[inline(always)]
+pub fn to_fixed(values: &[f32], largest: f32, out: &mut [i16]) -> f32 {
+    let (mut lanes, mut faults) = ([LEAST; LANES], [0.0f32; LANES]);
+    let (chunks, tail) = values.as_chunks::<LANES>();
+    for values in chunks.iter().map(<[f32; LANES]>::as_slice).chain([tail]) {
+        for ((lane, fault), value) in lanes.iter_mut().zip(&mut faults).zip(values) {
+            *lane = if value.abs() > *lane { value.abs() } else { *lane };
+            *fault += value * 0.0;
+        }
+    }
+    let most = largest_lane(lanes);
+    for (out, &value) in out.iter_mut().zip(values) {
+        *out = rounded(value, largest / most);
+    }
+    most / largest + sum_of_lanes(faults)
 }
 
 /// `x *= factor`.
@@ -269,12 +314,14 @@ macro_rules! instantiate {
         #[target_feature(enable = $features)]
         pub fn softmax_rows(
             scores: &mut [f32],
+            inverses: &[f32],
             valid: usize,
             group: usize,
             states: &mut [SoftmaxState],
-            factors: &mut [f32],
+            steps: &mut [Step],
+            weights: &mut [i16],
         ) {
-            vector::softmax_rows(scores, valid, group, states, factors)
+            vector::softmax_rows(scores, inverses, valid, group, states, steps, weights)
         }
         /// As [`vector::quantize`].
         #[target_feature(enable = $features)]
@@ -307,6 +354,11 @@ macro_rules! instantiate_common {
         #[target_feature(enable = $features)]
         pub fn screen(values: &[f32; 16], norms: &[f32; 16], error: f32, low: &mut f32) -> bool {
             vector::screen(values, norms, error, low)
+        }
+        /// As [`vector::to_fixed`].
+        #[target_feature(enable = $features)]
+        pub fn to_fixed(values: &[f32], largest: f32, out: &mut [i16]) -> f32 {
+            vector::to_fixed(values, largest, out)
         }
         /// As [`vector::scale`].
         #[target_feature(enable = $features)]

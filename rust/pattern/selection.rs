@@ -1,10 +1,13 @@
 //! How the queries of a unit choose blocks by their values, and what stands in for the blocks left out.
 
-use crate::attention::{gather_rows, Accumulator, Kept, Unit};
-use crate::cache::PAGE;
-use crate::kernels::scalar::Shape;
+use crate::attention::{Accumulator, Kept, Queries, Unit, Weighing};
+use crate::cache::{put_key, put_value, PAGE};
+use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, ONE};
 use crate::kernels::vector::SoftmaxState;
-use half::f16;
+
+/// Biases of keys whose values do not count, and with [`ONES`] the inverses of their scales.
+const ZEROS: [f32; PAGE] = [0.0; PAGE];
+const ONES: [f32; PAGE] = [1.0; PAGE];
 
 /// What a unit attends to, and memory that calls reuse.
 #[derive(Default)]
@@ -14,17 +17,32 @@ pub struct Selection {
     scores: Vec<f32>,
     /// Variances of the blocks' scores, then what their best keys may score, likewise.
     spreads: Vec<f32>,
-    squares: Vec<f32>,
-    /// Means of 64 blocks, or sampled keys, laid out like a page.
-    keys: Vec<f16>,
-    values: Vec<f16>,
+    squares: FixedRows,
+    /// Means of 64 blocks, or sampled keys, laid out like a block.
+    keys: Keys,
+    values: Vec<i16>,
     /// Blocks whose means stand in where they are left out.
     corrected: usize,
     indices: Vec<usize>,
     weights: Vec<f32>,
-    factors: Vec<f32>,
+    weighing: Weighing,
     some: Accumulator,
     sample: Sample,
+}
+
+/// Keys and their scales, laid out like a block's.
+#[derive(Default)]
+struct Keys {
+    quants: Vec<i16>,
+    scales: Vec<f32>,
+}
+
+impl Keys {
+    /// Makes room for 64 keys of `width` values.
+    fn resize(&mut self, width: usize) {
+        self.quants.resize(width * PAGE, 0);
+        self.scales.resize(PAGE, 0.0);
+    }
 }
 
 /// Attention to some keys of every block.
@@ -32,7 +50,7 @@ pub struct Selection {
 struct Sample {
     /// Sums of the blocks' sampled weights, `[queries][blocks]`.
     masses: Vec<f32>,
-    queries: Vec<f32>,
+    queries: FixedRows,
     states: Vec<SoftmaxState>,
     order: Vec<usize>,
 }
@@ -59,7 +77,7 @@ impl Selection {
     pub(super) fn keep_by_means(
         &mut self,
         unit: &Unit<'_>,
-        queries: &[f32],
+        queries: &Queries,
         [alpha, spread]: [f32; 2],
         correct: bool,
         always: impl Fn(usize) -> bool,
@@ -71,11 +89,14 @@ impl Selection {
             return;
         }
         self.squares.clear();
-        self.squares.extend(queries.iter().map(|x| x * x));
+        for query in queries.floats.chunks_exact(unit.width) {
+            let squares: Vec<f32> = query.iter().map(|x| x * x).collect();
+            self.squares.push(unit.kernels, &squares, largest_quant(unit.width));
+        }
         let length = own.div_ceil(PAGE) * count * PAGE;
         self.scores.resize(length, 0.0);
         self.spreads.resize(length, 0.0);
-        multiply_statistics(unit, queries, 0, &mut self.keys, &mut self.scores);
+        multiply_statistics(unit, &queries.fixed, 0, &mut self.keys, &mut self.scores);
         multiply_statistics(unit, &self.squares, 2, &mut self.keys, &mut self.spreads);
         self.weigh_all(unit, queries);
         self.weights.clear();
@@ -93,23 +114,22 @@ impl Selection {
     }
 
     /// Estimates what all keys weigh for each query: the first block exactly, the others by their means.
-    fn weigh_all(&mut self, unit: &Unit<'_>, queries: &[f32]) {
+    fn weigh_all(&mut self, unit: &Unit<'_>, queries: &Queries) {
         let count = unit.queries();
-        let Self { scores, weights, factors, sample, .. } = self;
+        let Self { scores, weights, weighing, sample, .. } = self;
         sample.states.clear();
         sample.states.resize(count, SoftmaxState::EMPTY);
-        factors.resize(count, 0.0);
         for (chunk, scores) in scores.chunks_exact(count * PAGE).enumerate() {
             weights.clear();
             weights.extend_from_slice(scores);
             let means = PAGE.min(unit.own_block() - chunk * PAGE);
-            unit.kernels.softmax_rows(weights, means, usize::MAX, &mut sample.states, factors);
+            weighing.weigh(unit.kernels, weights, &ONES, [means, usize::MAX], &mut sample.states);
         }
         sample.states.iter_mut().for_each(|state| state.sum *= PAGE as f32);
-        let keys = unit.pages[0].keys(unit.layer, unit.head);
+        let block = unit.block(&unit.pages[0]);
         weights.resize(count * PAGE, 0.0);
-        unit.kernels.multiply_f16(Shape::whole(count, unit.width, PAGE), queries, keys, &[], weights, false);
-        unit.kernels.softmax_rows(weights, PAGE, usize::MAX, &mut sample.states, factors);
+        score(unit, &queries.fixed, block.keys, block.key_scales, weights);
+        weighing.weigh(unit.kernels, weights, &ONES, [PAGE, usize::MAX], &mut sample.states);
     }
 
     /// Keeps, for each query, the heaviest blocks until they hold the share `tau` of what every `stride`th key of all
@@ -120,7 +140,7 @@ impl Selection {
     pub(super) fn keep_by_samples(
         &mut self,
         unit: &Unit<'_>,
-        queries: &[f32],
+        queries: &Queries,
         stride: usize,
         tau: f32,
         always: impl Fn(usize) -> bool,
@@ -149,54 +169,54 @@ impl Selection {
     }
 
     /// Weighs every `stride`th key of all blocks up to the unit's own, which is not the first.
-    fn sample(&mut self, unit: &Unit<'_>, queries: &[f32], stride: usize) {
+    fn sample(&mut self, unit: &Unit<'_>, queries: &Queries, stride: usize) {
         let Unit { kernels, group, width, .. } = *unit;
-        let Self { keys, scores, factors, indices, sample, .. } = self;
+        let Self { keys, scores, weighing, indices, sample, .. } = self;
         let blocks = unit.own_block() + 1;
         sample.masses.clear();
         sample.masses.resize(unit.queries() * blocks, 0.0);
-        keys.resize(width * PAGE, f16::ZERO);
+        keys.resize(width);
         // Queries at a multiple of the stride from each other share their keys; a page of those spans `stride` blocks.
         for first in 0..stride.min(unit.rows) {
             indices.clear();
             indices.extend((first..unit.rows).step_by(stride).flat_map(|row| row * group..(row + 1) * group));
-            gather_rows(queries, width, indices, &mut sample.queries);
+            sample.queries.gather(&queries.fixed, indices);
             sample.states.clear();
             sample.states.resize(indices.len(), SoftmaxState::EMPTY);
-            factors.resize(indices.len(), 0.0);
             scores.resize(indices.len() * PAGE, 0.0);
             let offset = stride - 1 - (unit.position + first) % stride;
             for start in (0..blocks).step_by(stride) {
                 let count = stride.min(blocks - start);
                 for (i, page) in unit.pages[start..start + count].iter().enumerate() {
-                    let to = keys[i * (PAGE / stride)..].chunks_mut(PAGE);
-                    for (from, to) in page.keys(unit.layer, unit.head).chunks_exact(PAGE).zip(to) {
-                        for (to, &key) in to.iter_mut().zip(from[offset..].iter().step_by(stride)) {
-                            *to = key;
+                    let (block, at) = (unit.block(page), i * (PAGE / stride));
+                    let to = keys.quants.chunks_exact_mut(2 * PAGE).map(|row| &mut row.as_chunks_mut::<2>().0[at..]);
+                    for (from, to) in block.keys.chunks_exact(2 * PAGE).zip(to) {
+                        for (to, pair) in to.iter_mut().zip(from.as_chunks().0[offset..].iter().step_by(stride)) {
+                            *to = *pair;
                         }
                     }
+                    for (to, &scale) in
+                        keys.scales[at..].iter_mut().zip(block.key_scales[offset..].iter().step_by(stride))
+                    {
+                        *to = scale;
+                    }
                 }
-                kernels.multiply_f16(
-                    Shape::whole(indices.len(), width, PAGE),
-                    &sample.queries,
-                    keys,
-                    &[],
-                    scores,
-                    false,
-                );
+                score(unit, &sample.queries, &keys.quants, &keys.scales, scores);
                 for (&query, scores) in indices.iter().zip(scores.chunks_exact_mut(PAGE)) {
                     let past = unit.position + query / group + 1;
                     let visible = past.saturating_sub(start * PAGE + offset).div_ceil(stride);
                     scores[visible.min(PAGE)..].fill(f32::NEG_INFINITY);
                 }
-                kernels.softmax_rows(scores, PAGE, group, &mut sample.states, factors);
-                for ((&query, scores), &factor) in indices.iter().zip(scores.chunks_exact(PAGE)).zip(&*factors) {
+                weighing.weigh(kernels, scores, &ONES, [PAGE, group], &mut sample.states);
+                let weights = weighing.weights.chunks_exact(PAGE).zip(&weighing.steps);
+                for (&query, (weights, step)) in indices.iter().zip(weights) {
                     let masses = &mut sample.masses[query * blocks..(query + 1) * blocks];
-                    if factor != 1.0 {
-                        masses[..start].iter_mut().for_each(|mass| *mass *= factor);
+                    if step.keep != 1.0 {
+                        masses[..start].iter_mut().for_each(|mass| *mass *= step.keep);
                     }
-                    for (mass, weights) in masses[start..].iter_mut().zip(scores.chunks_exact(PAGE / stride)) {
-                        *mass = weights.iter().sum();
+                    for (mass, weights) in masses[start..].iter_mut().zip(weights.chunks_exact(PAGE / stride)) {
+                        let sum: i32 = weights.iter().map(|&weight| i32::from(weight)).sum();
+                        *mass = sum as f32 * (step.add / ONE);
                     }
                 }
             }
@@ -210,10 +230,17 @@ impl Selection {
         }
         let (count, width) = (unit.queries(), unit.width);
         let bias = (PAGE as f32).ln();
-        self.values.resize(PAGE * width, f16::ZERO);
+        self.values.resize(PAGE * width, 0);
         for (chunk, scores) in self.scores.chunks_exact(count * PAGE).enumerate() {
             let first = chunk * PAGE;
             let blocks = first..self.corrected.min(first + PAGE);
+            let mut scales = [1.0; PAGE];
+            for (i, page) in unit.pages[blocks.clone()].iter().enumerate() {
+                let statistics = page.statistics(unit.kernels, unit.layer, unit.head);
+                put_value(&mut self.values, i, statistics.row(1));
+                scales[i] = statistics.scales[1];
+            }
+            let biases = scales.map(|scale| scale.ln() + bias);
             self.indices.clear();
             self.weights.clear();
             for (query, scores) in scores.chunks_exact(PAGE).enumerate() {
@@ -222,37 +249,39 @@ impl Selection {
                     self.indices.push(query);
                     let at = self.weights.len();
                     self.weights.resize(at + PAGE, f32::NEG_INFINITY);
-                    for block in blocks.clone().filter(left_out) {
-                        self.weights[at + block - first] = scores[block - first] + bias;
+                    for i in blocks.clone().filter(left_out).map(|block| block - first) {
+                        self.weights[at + i] = scores[i] + biases[i];
                     }
                 }
             }
             if self.indices.is_empty() {
                 continue;
             }
-            for (block, values) in blocks.zip(self.values.chunks_exact_mut(width)) {
-                let means = unit.pages[block].means(unit.kernels, unit.layer, unit.head);
-                values.copy_from_slice(&means[width..2 * width]);
-            }
             self.some.gather(total, &self.indices);
-            self.some.add_weighted(unit, &mut self.weights, &self.values, &[], PAGE, &mut self.factors);
+            let values = (&*self.values, &scales.map(|scale| 1.0 / scale)[..]);
+            self.some.add_weighted(unit, &mut self.weights, values, &[], PAGE, &mut self.weighing);
             self.some.scatter(total, &self.indices);
         }
     }
 }
 
+/// Multiplies every query with 64 keys, `[queries][64]`.
+fn score(unit: &Unit<'_>, queries: &FixedRows, keys: &[i16], scales: &[f32], out: &mut [f32]) {
+    let output = Output::Scores { rows: &queries.scales, columns: scales, biases: &ZEROS };
+    let shape = Shape::whole(queries.scales.len(), unit.width, PAGE);
+    unit.kernels.multiply(shape, &queries.quants, keys, output, &[], out);
+}
+
 /// Multiplies every query with one of the statistics of all blocks before the unit's own, `[chunks of 64
 /// blocks][queries][64]`.
-fn multiply_statistics(unit: &Unit<'_>, queries: &[f32], which: usize, columns: &mut Vec<f16>, out: &mut [f32]) {
-    let Unit { kernels, width, .. } = *unit;
-    columns.resize(width * PAGE, f16::ZERO);
+fn multiply_statistics(unit: &Unit<'_>, queries: &FixedRows, which: usize, keys: &mut Keys, out: &mut [f32]) {
+    keys.resize(unit.width);
     for (pages, out) in unit.pages[..unit.own_block()].chunks(PAGE).zip(out.chunks_exact_mut(unit.queries() * PAGE)) {
         for (i, page) in pages.iter().enumerate() {
-            let statistics = &page.means(kernels, unit.layer, unit.head)[which * width..][..width];
-            for (d, &value) in statistics.iter().enumerate() {
-                columns[d * PAGE + i] = value;
-            }
+            let statistics = page.statistics(unit.kernels, unit.layer, unit.head);
+            put_key(&mut keys.quants, i, statistics.row(which));
+            keys.scales[i] = statistics.scales[which];
         }
-        kernels.multiply_f16(Shape::whole(unit.queries(), width, PAGE), queries, columns, &[], out, false);
+        score(unit, queries, &keys.quants, &keys.scales, out);
     }
 }

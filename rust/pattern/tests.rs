@@ -1,11 +1,11 @@
 //! What patterns keep, on caches of random keys.
 
 use super::{Pattern, Prompt, Selection};
-use crate::attention::Unit;
+use crate::attention::{Queries, Unit};
 use crate::cache::{CacheShape, KvCache, PAGE};
+use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
 use crate::kernels::tests::Random;
 use crate::kernels::Kernels;
-use half::f16;
 
 const WIDTH: usize = 16;
 const GROUP: usize = 3;
@@ -18,12 +18,14 @@ fn floats(count: usize, seed: u64) -> Vec<f32> {
 fn cache(len: usize) -> KvCache {
     let mut cache = KvCache::new(CacheShape { n_layer: 1, n_head_kv: 1, head_dim: WIDTH });
     cache.reserve(len).unwrap();
-    let values: Vec<f16> = floats(2 * len * WIDTH, 1).into_iter().map(f16::from_f32).collect();
-    for (position, pair) in values.chunks_exact(2 * WIDTH).enumerate() {
-        let (key, value) = pair.split_at(WIDTH);
+    let kernels = Kernels::scalar();
+    for (position, pair) in floats(2 * len * WIDTH, 1).chunks_exact(2 * WIDTH).enumerate() {
+        let mut rows = FixedRows::default();
+        rows.push(&kernels, &pair[..WIDTH], largest_quant(WIDTH));
+        rows.push(&kernels, &pair[WIDTH..], LARGEST_VALUE);
         let page = &cache.pages()[position / PAGE];
-        page.store_key(0, 0, position % PAGE, key);
-        page.store_value(0, 0, position % PAGE, value);
+        page.store_key(0, 0, position % PAGE, rows.row(0), rows.scales[0]);
+        page.store_value(0, 0, position % PAGE, rows.row(1), rows.scales[1]);
     }
     cache.commit(len);
     cache
@@ -33,7 +35,11 @@ fn cache(len: usize) -> KvCache {
 fn kept(kernels: &Kernels, cache: &KvCache, pattern: &Pattern, position: usize, rows: usize) -> Vec<Vec<bool>> {
     let pages = cache.pages();
     let unit = Unit { kernels, pages, layer: 0, head: 0, position, rows, group: GROUP, width: WIDTH };
-    let queries = floats((position + rows) * GROUP * WIDTH, 2).split_off(position * GROUP * WIDTH);
+    let mut queries = Queries::default();
+    for query in floats((position + rows) * GROUP * WIDTH, 2)[position * GROUP * WIDTH..].chunks_exact(WIDTH) {
+        queries.floats.extend_from_slice(query);
+        queries.round_last(kernels, WIDTH);
+    }
     let prompt = Prompt { pattern: pattern.clone().into(), end: position + rows, counts: None };
     let mut selection = Selection::default();
     let selection = prompt.select(1, &unit, &queries, &mut selection).expect("nothing is dense");
@@ -51,8 +57,10 @@ fn masses(cache: &KvCache, stride: usize, position: usize, query: usize) -> Vec<
     let query = &queries[(position * GROUP + query) * WIDTH..][..WIDTH];
     let mut masses = vec![0.0; position / PAGE + 1];
     for key in (0..=position).filter(|key| (position + key + 1).is_multiple_of(stride)) {
-        let keys = cache.pages()[key / PAGE].keys(0, 0);
-        let score = (0..WIDTH).map(|d| f64::from(query[d]) * f64::from(keys[d * PAGE + key % PAGE].to_f32()));
+        let block = cache.pages()[key / PAGE].block(0, 0);
+        let quant = |d: usize| f64::from(block.keys[(d / 2 * PAGE + key % PAGE) * 2 + d % 2]);
+        let scale = f64::from(block.key_scales[key % PAGE]);
+        let score = (0..WIDTH).map(|d| f64::from(query[d]) * quant(d) * scale);
         masses[key / PAGE] += score.sum::<f64>().exp();
     }
     let total: f64 = masses.iter().sum();

@@ -1,77 +1,72 @@
-//! The products of attention and the conversion of cached values.
+//! The products of attention: four rows by 16 columns at a time.
 
-use super::{floats, load, store, Pair, BLOCK};
-use crate::blocks::GgmlType;
+use super::{load, store, BLOCK};
+use crate::kernels::fixed::{Output, Shape, ONE};
 use crate::kernels::layout::TILE;
-use crate::kernels::scalar::{self, Shape};
 use crate::kernels::Ahead;
-use half::f16;
 use std::arch::x86_64::*;
 
-/// As [`scalar::multiply_f16`].
+/// As [`crate::kernels::scalar::multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn multiply_f16(shape: Shape, a: &[f32], b: &[f16], ahead: &[f16], c: &mut [f32], add: bool) {
-    shape.check(a, b, c);
-    let Shape { count, depth, columns, wanted } = shape;
+pub fn multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
+    shape.check(a, b, &output, c);
+    let Shape { count, wanted, .. } = shape;
     for n in (0..wanted).step_by(TILE) {
         for i in (0..count).step_by(BLOCK) {
-            let (a, c) = (&a[i * depth..], &mut c[i * columns..]);
             let ahead = if (n, i) == (0, 0) { ahead } else { &[] };
             match count - i {
-                1 => multiply_block::<1>(shape, a, b, ahead, n, c, add),
-                2 => multiply_block::<2>(shape, a, b, ahead, n, c, add),
-                3 => multiply_block::<3>(shape, a, b, ahead, n, c, add),
-                _ => multiply_block::<BLOCK>(shape, a, b, ahead, n, c, add),
+                1 => multiply_block::<1>(shape, a, b, output, ahead, [i, n], c),
+                2 => multiply_block::<2>(shape, a, b, output, ahead, [i, n], c),
+                3 => multiply_block::<3>(shape, a, b, output, ahead, [i, n], c),
+                _ => multiply_block::<BLOCK>(shape, a, b, output, ahead, [i, n], c),
             }
         }
     }
 }
 
-/// `M` rows times 16 columns, from column `n` on.
+/// `M` rows from row `i` on times 16 columns from column `n` on.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn multiply_block<const M: usize>(
     shape: Shape,
-    a: &[f32],
-    b: &[f16],
-    ahead: &[f16],
-    n: usize,
+    a: &[i16],
+    b: &[i16],
+    output: Output<'_>,
+    ahead: &[i16],
+    [i, n]: [usize; 2],
     c: &mut [f32],
-    add: bool,
 ) {
     let Shape { depth, columns, .. } = shape;
-    let span = |m: usize| m * columns + n..m * columns + n + TILE;
-    let zero = [_mm256_setzero_ps(); 2];
-    let mut acc: [Pair; M] =
-        std::array::from_fn(|m| if add { load(c[span(m)].as_array().expect("16 floats")) } else { zero });
-    let mut ahead = Ahead::new(ahead, b.len() / columns);
-    for k in 0..b.len() / columns {
+    let pairs = b.len() / (2 * columns);
+    let a: [&[[i16; 2]]; M] = std::array::from_fn(|m| &a[(i + m) * depth..][..2 * pairs].as_chunks().0[..pairs]);
+    let mut acc = [[_mm256_setzero_si256(); 2]; M];
+    let mut ahead = Ahead::new(ahead, pairs);
+    for (k, row) in b.chunks_exact(2 * columns).enumerate() {
         ahead.step();
-        let row = floats(GgmlType::F16, bytemuck::cast_slice(&b[span(k)]));
-        for (m, acc) in acc.iter_mut().enumerate() {
-            let x = _mm256_set1_ps(a[m * depth + k]);
+        let row = &row[2 * n..][..2 * TILE];
+        // SAFETY: 32 integers of 16 bits are two registers; the loads are unaligned.
+        let row = [0, TILE].map(|at| unsafe { _mm256_loadu_si256(row[at..].as_ptr().cast()) });
+        for (a, acc) in a.iter().zip(&mut acc) {
+            let x = _mm256_set1_epi32(bytemuck::cast(a[k]));
             for half in 0..2 {
-                acc[half] = _mm256_fmadd_ps(x, row[half], acc[half]);
+                acc[half] = _mm256_add_epi32(acc[half], _mm256_madd_epi16(row[half], x));
             }
         }
     }
     for (m, acc) in acc.into_iter().enumerate() {
-        store(c[span(m)].as_mut_array().expect("16 floats"), acc);
+        let c = c[(i + m) * columns + n..][..TILE].as_mut_array().expect("16 floats");
+        let products = acc.map(|acc| _mm256_cvtepi32_ps(acc));
+        let result = match output {
+            Output::Scores { rows, columns, biases } => {
+                let [scales, biases] = [columns, biases].map(|all| load(all[n..][..TILE].as_array().expect("16")));
+                let row = _mm256_set1_ps(rows[i + m]);
+                [0, 1].map(|h| _mm256_fmadd_ps(products[h], _mm256_mul_ps(row, scales[h]), biases[h]))
+            }
+            Output::Sums(steps) => {
+                let (add, keep) = (_mm256_set1_ps(steps[i + m].add / ONE), _mm256_set1_ps(steps[i + m].keep));
+                let before = load(c);
+                [0, 1].map(|h| _mm256_fmadd_ps(products[h], add, _mm256_mul_ps(before[h], keep)))
+            }
+        };
+        store(c, result);
     }
-}
-
-/// As [`scalar::to_f16`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn to_f16(values: &[f32], out: &mut [f16]) {
-    assert!(values.len() == out.len());
-    let (values, tail) = values.as_chunks::<8>();
-    let (out, out_tail) = out.as_chunks_mut::<8>();
-    for (value, out) in values.iter().zip(out) {
-        // SAFETY: 8 floats; the load is unaligned.
-        let value = unsafe { _mm256_loadu_ps(value.as_ptr()) };
-        let value = _mm256_min_ps(_mm256_set1_ps(65504.0), _mm256_max_ps(_mm256_set1_ps(-65504.0), value));
-        let half = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(value);
-        // SAFETY: 8 f16 values are 16 bytes; the store is unaligned.
-        unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), half) };
-    }
-    scalar::to_f16(tail, out_tail);
 }

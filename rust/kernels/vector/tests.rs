@@ -1,11 +1,11 @@
 //! The element-wise kernels and those of attention: their formulas, and equal bits on every instruction set.
 
 use super::SoftmaxState;
+use crate::kernels::fixed::{largest_quant, Output, Shape, Step, LARGEST_VALUE, ONE};
 use crate::kernels::layout::*;
-use crate::kernels::scalar::{self, Shape};
+use crate::kernels::scalar;
 use crate::kernels::tests::{quantize, Random};
 use crate::kernels::Kernels;
-use half::f16;
 
 #[test]
 fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {
@@ -85,9 +85,9 @@ fn element_wise_kernels_have_the_bits_of_the_specification() {
                 k.merge(&mut states, &mut out[4], &others, &b);
             }
             out.push(states.iter().flat_map(|state| [state.max, state.sum]).collect());
-            let mut halves = vec![f16::ZERO; 2 * n];
-            k.to_f16(&a, &mut halves);
-            out.push(halves.iter().map(|h| h.to_f32()).collect());
+            let mut quants = vec![0; 2 * n];
+            let scale = k.to_fixed(&a, 5792.0, &mut quants);
+            out.push(quants.into_iter().map(f32::from).chain([scale]).collect());
             out.iter().flatten().map(|v: &f32| v.to_bits()).collect::<Vec<_>>()
         };
         for kernels in Kernels::available() {
@@ -114,48 +114,100 @@ fn rms_norm_and_rope_are_their_formulas() {
 }
 
 #[test]
-fn attention_kernels_have_the_bits_of_the_specification() {
+fn products_of_attention_have_the_bits_of_the_specification() {
     let mut random = Random::new(8);
     for (depth, columns) in
         [(64, 64), (16, 64), (64, 16), (80, 64), (64, 80), (128, 64), (64, 128), (48, 112), (144, 32)]
     {
         for count in [1, 2, 3, 4, 5, 6, 7, 12, 13, 48] {
-            let a: Vec<f32> = (0..count * depth).map(|_| random.float()).collect();
-            let b: Vec<f16> = (0..depth * columns).map(|_| f16::from_f32(random.float())).collect();
-            let c: Vec<f32> = (0..count * columns).map(|_| random.float()).collect();
+            // Also quants that no row has, as a damaged file may: sums that overflow wrap around.
+            let mut quants = |n: usize| -> Vec<i16> { (0..n).map(|_| random.next() as i16).collect() };
+            let (a, b) = (quants(count * depth), quants(depth * columns));
+            let mut floats = |n: usize| -> Vec<f32> { (0..n).map(|_| random.float()).collect() };
+            let [c, rows, scales, biases] = [count * columns, count, columns, columns].map(&mut floats);
+            let steps: Vec<_> = rows.iter().map(|&keep| Step { max: 0.0, keep, add: 1.0 - keep }).collect();
+            let scores = Output::Scores { rows: &rows, columns: &scales, biases: &biases };
             let whole = Shape::whole(count, depth, columns);
             let some = Shape { wanted: (columns / 2).next_multiple_of(TILE), ..whole };
             let run = |k: &Kernels| {
-                let [mut sum, mut product, mut part] = [&c, &c, &c].map(Vec::clone);
-                k.multiply_f16(whole, &a, &b, &b[1..], &mut sum, true);
-                k.multiply_f16(whole, &a, &b, &[], &mut product, false);
-                k.multiply_f16(some, &a, &b[columns..], &b[..40], &mut part, false);
-                sum.iter().chain(&product).chain(&part).map(|v| v.to_bits()).collect::<Vec<_>>()
+                let [mut sums, mut all, mut part] = [&c, &c, &c].map(Vec::clone);
+                k.multiply(whole, &a, &b, Output::Sums(&steps), &b[1..], &mut sums);
+                k.multiply(whole, &a, &b, scores, &[], &mut all);
+                k.multiply(some, &a, &b[2 * columns..], scores, &b[..40], &mut part);
+                sums.iter().chain(&all).chain(&part).map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             for kernels in Kernels::available() {
                 assert_eq!(run(&kernels), run(&Kernels::scalar()), "{kernels:?} {count}x{depth}x{columns}");
             }
         }
     }
-    for valid in [1, 2, 15, 16, 17, 61, 63, 64] {
+}
+
+#[test]
+fn the_largest_quants_do_not_overflow() {
+    for width in [16, 64, 80, 128, 256] {
+        let largest = largest_quant(width) as i16;
+        for kernels in Kernels::available() {
+            let (a, b) = (vec![largest; width], vec![-largest; width * TILE]);
+            let [ones, zeros] = [[1.0; TILE], [0.0; TILE]];
+            let mut scores = [0.0; TILE];
+            let output = Output::Scores { rows: &ones, columns: &ones, biases: &zeros };
+            kernels.multiply(Shape::whole(1, width, TILE), &a, &b, output, &[], &mut scores);
+            let product = f32::from(largest) * f32::from(largest) * width as f32;
+            assert!(scores.iter().all(|score| (score / -product - 1.0).abs() < 1e-6), "{kernels:?} {width}");
+        }
+    }
+    assert!(64.0 * ONE * LARGEST_VALUE < i32::MAX as f32);
+}
+
+#[test]
+fn rows_in_fixed_point_are_within_half_a_step() {
+    let mut random = Random::new(10);
+    for kernels in Kernels::available() {
+        for (n, factor) in [(1, 1.0), (15, 1e5), (64, 1.0), (80, 1e-3), (128, 1e-9), (64, 0.0)] {
+            let values: Vec<f32> = (0..n).map(|_| random.float() * factor).collect();
+            let mut quants = vec![0; n];
+            let scale = kernels.to_fixed(&values, 5792.0, &mut quants);
+            for (&quant, &value) in quants.iter().zip(&values) {
+                assert!((f32::from(quant) * scale - value).abs() <= scale * 0.5001);
+            }
+        }
+        for strange in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = [1.0; 20];
+            values[17] = strange;
+            assert!(kernels.to_fixed(&values, 5792.0, &mut [0; 20]).is_nan());
+        }
+    }
+}
+
+#[test]
+fn the_softmax_has_the_bits_of_the_specification() {
+    let mut random = Random::new(11);
+    for valid in [0, 1, 2, 15, 16, 17, 61, 63, 64] {
         for (count, group) in [(1, 1), (3, 3), (7, 3), (20, 4), (33, 8)] {
             let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 10.0).collect();
+            let inverses: Vec<f32> = (0..64).map(|_| random.float() + 1.0).collect();
             let states: Vec<_> = (0..count)
                 .map(|i| if i % 3 == 0 { SoftmaxState::EMPTY } else { SoftmaxState { max: i as f32 - 4.0, sum: 3.0 } })
                 .collect();
             let run = |k: &Kernels| {
-                let (mut scores, mut states, mut factors) = (scores.clone(), states.clone(), vec![f32::NAN; count]);
-                k.softmax_rows(&mut scores, valid, group, &mut states, &mut factors);
+                let (mut scores, mut states) = (scores.clone(), states.clone());
+                let (mut steps, mut weights) = (vec![Step::default(); count], vec![-1; count * 64]);
+                k.softmax_rows(&mut scores, &inverses, valid, group, &mut states, &mut steps, &mut weights);
                 let states = states.iter().flat_map(|state| [state.max, state.sum]);
-                scores.iter().copied().chain(states).chain(factors).map(f32::to_bits).collect::<Vec<_>>()
+                let steps = steps.iter().flat_map(|step| [step.max, step.keep, step.add]);
+                (weights, states.chain(steps).map(f32::to_bits).collect::<Vec<_>>())
             };
             for kernels in Kernels::available() {
                 let got = run(&kernels);
                 assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid} {count} {group}");
-                for row in 0..count {
-                    let (start, end) = (row * 64 + (valid + row / group).min(64), (row + 1) * 64);
-                    assert!(got[start..end].iter().all(|&bits| bits == 0));
+                let (weights, numbers) = got;
+                for (row, weights) in weights.chunks(64).enumerate() {
+                    let seen = (valid + row / group).min(64);
+                    assert!(weights[seen..].iter().all(|&weight| weight == 0));
+                    assert_eq!(weights.iter().max(), Some(&if seen > 0 { ONE as i16 } else { 0 }));
                 }
+                assert!(numbers.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
             }
         }
     }

@@ -73,7 +73,7 @@ pub struct Block<'a> {
     pub key_scales: &'a [f32],
     /// Natural logarithms of the values' scales.
     pub value_logarithms: &'a [f32],
-    /// Their inverses.
+    /// Inverses of the values' scales.
     pub value_inverses: &'a [f32],
 }
 

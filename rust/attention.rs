@@ -11,7 +11,7 @@
 use crate::cache::{Block, Page, PAGE};
 use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, Step};
 use crate::kernels::layout::TILE;
-use crate::kernels::vector::SoftmaxState;
+use crate::kernels::softmax::{Softmax, SoftmaxState};
 use crate::kernels::Kernels;
 use std::ops::Range;
 use std::sync::Arc;
@@ -77,15 +77,10 @@ pub struct Accumulator {
 #[derive(Default)]
 pub struct Workspace {
     segment: Accumulator,
-    scratch: Scratch,
-    /// The queries that attend to a block, where not all do, and what they accumulated.
-    some: (Vec<usize>, FixedRows, Accumulator),
-}
-
-#[derive(Default)]
-struct Scratch {
     scores: Vec<f32>,
     weighing: Weighing,
+    /// All queries, and those that attend to a block.
+    queries: [Vec<usize>; 2],
 }
 
 /// What turning scores into weights gives.
@@ -98,10 +93,11 @@ pub struct Weighing {
 }
 
 impl Weighing {
-    /// Weighs the keys of a block by their scores, `[queries][64]`; see [`crate::kernels::vector::softmax_rows`].
+    /// Weighs the keys of a block for the queries `rows` by their scores, `[queries][64]`; see [`Softmax`].
     pub fn weigh(
         &mut self,
         kernels: &Kernels,
+        rows: &[usize],
         scores: &mut [f32],
         inverses: &[f32],
         [valid, group]: [usize; 2],
@@ -109,7 +105,8 @@ impl Weighing {
     ) {
         self.steps.resize(states.len(), Step::default());
         self.weights.resize(states.len() * PAGE, 0);
-        kernels.softmax_rows(scores, inverses, valid, group, states, &mut self.steps, &mut self.weights);
+        let Self { steps, weights } = self;
+        kernels.softmax_rows(Softmax { rows, scores, inverses, valid, group, states, steps, weights });
     }
 }
 
@@ -119,6 +116,9 @@ pub struct Kept {
     queries: usize,
     /// `[blocks][queries]`.
     flags: Vec<bool>,
+    /// What a block's best key must score for a query to keep the block once it is scored; empty if anything will do.
+    /// The unit's own block, the last one, is kept in any case.
+    pub least_scores: Vec<f32>,
 }
 
 impl Kept {
@@ -127,6 +127,25 @@ impl Kept {
         self.queries = queries;
         self.flags.clear();
         self.flags.resize(blocks * queries, false);
+        self.least_scores.clear();
+    }
+
+    /// Whether all queries attend to `block`, whatever they score.
+    fn is_whole(&self, block: usize) -> bool {
+        !self.is_judged(block) && !self.block(block).contains(&false)
+    }
+
+    /// Whether queries give up `block` where their scores are too low.
+    fn is_judged(&self, block: usize) -> bool {
+        let own = (block + 1) * self.queries == self.flags.len();
+        !own && !self.least_scores.is_empty()
+    }
+
+    /// The queries that attend to `block` are now only these.
+    fn set(&mut self, block: usize, queries: &[usize]) {
+        let flags = self.block_mut(block);
+        flags.fill(false);
+        queries.iter().for_each(|&query| flags[query] = true);
     }
 
     /// Which queries attend to `block`.
@@ -138,6 +157,17 @@ impl Kept {
     pub fn block_mut(&mut self, block: usize) -> &mut [bool] {
         &mut self.flags[block * self.queries..(block + 1) * self.queries]
     }
+}
+
+/// Values of 64 positions.
+#[derive(Clone, Copy)]
+pub struct Values<'a> {
+    /// Laid out as in [`Block::values`].
+    pub quants: &'a [i16],
+    /// Inverses of their scales.
+    pub inverses: &'a [f32],
+    /// Quants that will be read soon.
+    pub later: &'a [i16],
 }
 
 impl Accumulator {
@@ -154,64 +184,23 @@ impl Accumulator {
         kernels.merge(&mut self.states, &mut self.out, states, out);
     }
 
-    /// Adds a block. The first query row sees `valid` of its positions, each later row one more. `later` is a block that
-    /// will be read soon.
-    ///
-    /// Performance note: a few queries take less time than it takes to fetch the block from memory, and the processor
-    /// does not foresee jumps from page to page: asking [`AHEAD`] makes 1 to 8 rows at 1,500 positions 5 to 10 % faster.
-    fn add_block(
-        &mut self,
-        unit: &Unit<'_>,
-        queries: &FixedRows,
-        block: Block<'_>,
-        later: Option<Block<'_>>,
-        valid: usize,
-        scratch: &mut Scratch,
-    ) {
-        scratch.scores.resize(self.states.len() * PAGE, 0.0);
-        let shape = Shape { wanted: seen(valid, unit), ..Shape::whole(self.states.len(), unit.width, PAGE) };
-        let output =
-            Output::Scores { rows: &queries.scales, columns: block.key_scales, biases: block.value_logarithms };
-        let [keys, values] = later.map_or([&[][..]; 2], |later| [later.keys, later.values]);
-        unit.kernels.multiply(shape, &queries.quants, block.keys, output, keys, &mut scratch.scores);
-        let own = (block.values, block.value_inverses);
-        self.add_weighted(unit, &mut scratch.scores, own, values, valid, &mut scratch.weighing);
-    }
-
-    /// Adds 64 values and the inverses of their scales by their scores, `[queries][64]`, to which the logarithms of the
-    /// scales were added; `valid` as for [`Accumulator::add_block`], those beyond what the last row sees are left out.
-    /// `later` are values that will be read soon, `weighing` is memory to work in.
+    /// Adds 64 values for the queries `rows` by their scores, `[queries][64]`, to which the logarithms of the values' scales
+    /// were added. The first query row sees `valid` of them, each later row one more; those beyond what the last row sees
+    /// are left out. `weighing` is memory to work in.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,
+        rows: &[usize],
         scores: &mut [f32],
-        (values, inverses): (&[i16], &[f32]),
-        later: &[i16],
+        values: Values<'_>,
         valid: usize,
         weighing: &mut Weighing,
     ) {
         let Unit { kernels, group, width, .. } = *unit;
-        weighing.weigh(kernels, scores, inverses, [valid, group], &mut self.states);
-        let values = &values[..seen(valid, unit) * width];
-        let shape = Shape::whole(self.states.len(), PAGE, width);
-        kernels.multiply(shape, &weighing.weights, values, Output::Sums(&weighing.steps), later, &mut self.out);
-    }
-
-    /// Takes over the queries `indices` of `all`.
-    pub fn gather(&mut self, all: &Self, indices: &[usize]) {
-        let width = all.out.len() / all.states.len();
-        self.states.clear();
-        self.states.extend(indices.iter().map(|&i| all.states[i]));
-        gather_rows(&all.out, width, indices, &mut self.out);
-    }
-
-    /// Undoes [`Accumulator::gather`].
-    pub fn scatter(&self, all: &mut Self, indices: &[usize]) {
-        let width = self.out.len() / self.states.len();
-        for (&i, (state, out)) in indices.iter().zip(self.states.iter().zip(self.out.chunks_exact(width))) {
-            all.states[i] = *state;
-            all.out[i * width..(i + 1) * width].copy_from_slice(out);
-        }
+        weighing.weigh(kernels, rows, scores, values.inverses, [valid, group], &mut self.states);
+        let (shape, quants) = (Shape::new(rows, PAGE, width), &values.quants[..seen(valid, unit) * width]);
+        let output = Output::Sums(&weighing.steps);
+        kernels.multiply(shape, &weighing.weights, quants, output, values.later, &mut self.out);
     }
 
     /// Divides by the sums and returns the result, `[queries][width]`.
@@ -273,11 +262,17 @@ impl Unit<'_> {
     }
 
     /// Attends to the `kept` blocks, or to all, up to each query's own position; see [`Queries`]. Every query keeps its
-    /// own block.
-    pub fn attend(&self, queries: &FixedRows, kept: Option<&Kept>, total: &mut Accumulator, work: &mut Workspace) {
+    /// own block. What is found to score too low is then no longer kept.
+    pub fn attend(
+        &self,
+        queries: &FixedRows,
+        mut kept: Option<&mut Kept>,
+        total: &mut Accumulator,
+        work: &mut Workspace,
+    ) {
         total.clear(self.queries(), self.width);
         for segment in 0..Self::segments_at(self.position) {
-            self.attend_segment(segment, queries, kept, work);
+            self.attend_segment(segment, queries, kept.as_deref_mut(), work);
             total.merge(self.kernels, &work.segment.states, &work.segment.out);
         }
     }
@@ -288,52 +283,71 @@ impl Unit<'_> {
     }
 
     /// Attends to the positions of one segment; the result is in the returned accumulator.
+    ///
+    /// Performance note: a few queries take less time than it takes to fetch a block from memory, and the processor
+    /// does not foresee jumps from page to page: asking [`AHEAD`] makes 1 to 8 rows at 1,500 positions 5 to 10 % faster.
     pub fn attend_segment<'w>(
         &self,
         segment: usize,
         queries: &FixedRows,
-        kept: Option<&Kept>,
+        mut kept: Option<&mut Kept>,
         work: &'w mut Workspace,
     ) -> &'w Accumulator {
-        let Workspace { scratch, segment: acc, some } = work;
+        let Workspace { segment: acc, scores, weighing, queries: [all, some] } = work;
         acc.clear(self.queries(), self.width);
+        scores.resize(self.queries() * PAGE, 0.0);
+        all.clear();
+        all.extend(0..self.queries());
         let Range { start, end } = Self::segment_blocks(segment);
-        let blocks = start..end.min(self.own_block() + 1);
-        for block in blocks {
-            let later = self.pages[..=self.own_block()].get(block + AHEAD);
-            let later = later.map(|page| self.block(page));
+        for block in start..end.min(self.own_block() + 1) {
+            let later = self.pages[..=self.own_block()].get(block + AHEAD).map(|page| self.block(page));
+            let [keys, values] = later.map_or([&[][..]; 2], |later| [later.keys, later.values]);
             let valid = PAGE.min(self.position + 1 - block * PAGE);
             let own = self.block(&self.pages[block]);
-            let kept = kept.map(|kept| kept.block(block)).filter(|kept| kept.contains(&false));
-            let Some(kept) = kept else {
-                acc.add_block(self, queries, own, later, valid, scratch);
-                continue;
+            let rows = match kept.as_deref_mut().filter(|kept| !kept.is_whole(block)) {
+                None => {
+                    self.score(all, queries, own, keys, valid, scores);
+                    &*all
+                }
+                Some(kept) => {
+                    some.clear();
+                    some.extend(all.iter().filter(|&&query| kept.block(block)[query]));
+                    self.score(some, queries, own, keys, valid, scores);
+                    if kept.is_judged(block) {
+                        self.kernels.drop_low_rows(some, scores, own.value_logarithms, &kept.least_scores);
+                        kept.set(block, some);
+                    }
+                    &*some
+                }
             };
-            let (indices, some_queries, some) = some;
-            indices.clear();
-            indices.extend((0..kept.len()).filter(|&i| kept[i]));
-            if !indices.is_empty() {
-                some.gather(acc, indices);
-                some_queries.gather(queries, indices);
-                some.add_block(self, some_queries, own, None, valid, scratch);
-                some.scatter(acc, indices);
-            }
+            let values = Values { quants: own.values, inverses: own.value_inverses, later: values };
+            acc.add_weighted(self, rows, scores, values, valid, weighing);
         }
         acc
+    }
+
+    /// Multiplies the queries `rows` with the keys of a block, `[queries][64]`, and adds the logarithms of the values'
+    /// scales. The first query row sees `valid` positions, as in [`Accumulator::add_weighted`]; `later` are keys that will
+    /// be read soon.
+    fn score(
+        &self,
+        rows: &[usize],
+        queries: &FixedRows,
+        block: Block<'_>,
+        later: &[i16],
+        valid: usize,
+        scores: &mut [f32],
+    ) {
+        let shape = Shape { wanted: seen(valid, self), ..Shape::new(rows, self.width, PAGE) };
+        let output =
+            Output::Scores { rows: &queries.scales, columns: block.key_scales, biases: block.value_logarithms };
+        self.kernels.multiply(shape, &queries.quants, block.keys, output, later, scores);
     }
 }
 
 /// How many positions of a block a unit sees whose first query row sees `valid`, in whole registers.
 fn seen(valid: usize, unit: &Unit<'_>) -> usize {
     (valid + unit.rows - 1).min(PAGE).next_multiple_of(TILE)
-}
-
-/// Copies the rows `indices` of `all` to `rows`, whole rows at a time.
-fn gather_rows(all: &[f32], width: usize, indices: &[usize], rows: &mut Vec<f32>) {
-    rows.clear();
-    for &i in indices {
-        rows.extend_from_slice(&all[i * width..(i + 1) * width]);
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod selection;
 #[cfg(test)]
 mod tests;
 
-pub use selection::Selection;
+pub use selection::{Selection, EVERY_BLOCK};
 
 use crate::attention::{Kept, Queries, Unit};
 use crate::cache::PAGE;
@@ -36,6 +36,8 @@ pub enum Pattern {
         alpha: f32,
         /// How far above the mean key the highest is thought to score, in standard deviations.
         spread: f32,
+        /// Least weight of a block's highest key once it is known, likewise.
+        least: f32,
         /// Blocks at the beginning that are always kept.
         sink: usize,
         /// Blocks before the query's own that are always kept.
@@ -72,6 +74,15 @@ pub enum Pattern {
         last: Layers,
         /// In the other layers.
         inner: Box<Pattern>,
+    },
+    /// One pattern in the first layers and another in all others.
+    LayerSplit {
+        /// Layers at the beginning.
+        first: Layers,
+        /// In these.
+        early: Box<Pattern>,
+        /// In the others.
+        late: Box<Pattern>,
     },
     /// Exact for at least so many positions at the end of a prompt.
     DenseTail(usize, Box<Pattern>),
@@ -156,6 +167,10 @@ impl Prompt {
                 {
                     return None
                 }
+                Pattern::LayerSplit { first, early, late } => match layer < first.of(n_layer) {
+                    true => early,
+                    false => late,
+                },
                 Pattern::DenseBelow(_, inner) | Pattern::DenseTail(_, inner) | Pattern::DenseLayers { inner, .. } => {
                     inner
                 }
@@ -180,8 +195,8 @@ impl Prompt {
         selection.clear(unit);
         let always = |block: usize| rule.always_keeps(own, block);
         match *rule {
-            Pattern::BlockMean { alpha, spread, correct, .. } => {
-                selection.keep_by_means(unit, queries, [alpha, spread], correct, always);
+            Pattern::BlockMean { alpha, spread, least, correct, .. } => {
+                selection.keep_by_means(unit, queries, [alpha, spread, least], correct, always);
             }
             Pattern::Antidiagonal { stride, tau, .. } => selection.keep_by_samples(unit, queries, stride, tau, always),
             _ => selection.keep(own, always),
@@ -193,10 +208,11 @@ impl Prompt {
 impl Pattern {
     /// What `attention="auto"` stands for.
     pub fn auto() -> Self {
-        let inner = Self::BlockMean { alpha: 0.004, spread: 3.0, sink: 1, window: 4, correct: true };
+        let by_means =
+            |spread| Self::BlockMean { alpha: 0.004, spread, least: 0.0005, sink: 1, window: 4, correct: true }.into();
         // The first layers look around widely, and all the others build on what they make of it.
-        let [first, last] = [Layers::Share(0.4), Layers::Count(0)];
-        Self::DenseBelow(4096, Self::DenseLayers { first, last, inner: inner.into() }.into())
+        let [early, late] = [EVERY_BLOCK, 3.0].map(by_means);
+        Self::DenseBelow(4096, Self::LayerSplit { first: Layers::Share(0.4), early, late }.into())
     }
 
     /// Whether every query of block `own` keeps `block`, whatever its values; for patterns that wrap no other.
@@ -221,6 +237,7 @@ impl Pattern {
             Self::DenseBelow(_, inner) | Self::DenseTail(_, inner) | Self::DenseLayers { inner, .. } => {
                 inner.is_dynamic()
             }
+            Self::LayerSplit { early, late, .. } => early.is_dynamic() || late.is_dynamic(),
             Self::BlockMean { .. } | Self::Antidiagonal { .. } => true,
             Self::Window { .. } | Self::Mask { .. } => false,
         }
@@ -231,6 +248,7 @@ impl Pattern {
         match self {
             Self::DenseBelow(positions, inner) => (*positions).max(inner.dense_below()),
             Self::DenseTail(_, inner) | Self::DenseLayers { inner, .. } => inner.dense_below(),
+            Self::LayerSplit { early, late, .. } => early.dense_below().min(late.dense_below()),
             _ => 0,
         }
     }
@@ -244,10 +262,11 @@ impl fmt::Display for Pattern {
                 let name = if *log { "SinkWindowLog" } else { "SinkWindow" };
                 write!(f, "{name}(sink={}, window={})", sink * PAGE, window * PAGE)
             }
-            Self::BlockMean { alpha, spread, sink, window, correct } => {
+            Self::BlockMean { alpha, spread, least, sink, window, correct } => {
                 let correct = if *correct { "True" } else { "False" };
                 let [sink, window] = [sink * PAGE, window * PAGE];
-                write!(f, "BlockMean(alpha={alpha}, spread={spread}, sink={sink}, window={window}, correct={correct})")
+                write!(f, "BlockMean(alpha={alpha}, spread={spread}, least={least}, ")?;
+                write!(f, "sink={sink}, window={window}, correct={correct})")
             }
             Self::Antidiagonal { stride, tau, sink, window } => {
                 let [sink, window] = [sink * PAGE, window * PAGE];
@@ -259,6 +278,7 @@ impl fmt::Display for Pattern {
             Self::DenseBelow(positions, inner) => write!(f, "DenseBelow({positions}, {inner})"),
             Self::DenseTail(positions, inner) => write!(f, "DenseTail({positions}, {inner})"),
             Self::DenseLayers { first, last, inner } => write!(f, "DenseLayers({first}, {last}, {inner})"),
+            Self::LayerSplit { first, early, late } => write!(f, "LayerSplit({first}, {early}, {late})"),
         }
     }
 }

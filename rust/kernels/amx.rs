@@ -27,7 +27,9 @@ use std::arch::x86_64::*;
 use stream::dot_stream;
 use unit::Quants;
 
-pub use avx512::{merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed};
+pub use avx512::{
+    drop_low_rows, merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
+};
 
 /// Rows of a tile register.
 const BLOCK: usize = 16;

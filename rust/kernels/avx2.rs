@@ -12,9 +12,9 @@ mod products;
 
 pub use attention::multiply;
 
-use super::fixed::Step;
 use super::layout::*;
-use super::vector::{self, SoftmaxState};
+use super::softmax::{self, SoftmaxState};
+use super::vector;
 use crate::blocks::GgmlType;
 use products::{add_products, add_products_vnni, Sums};
 use std::arch::x86_64::*;

@@ -14,9 +14,9 @@
 
 mod attention;
 
-use super::fixed::Step;
 use super::layout::*;
-use super::vector::{self, SoftmaxState};
+use super::softmax::{self, Softmax, SoftmaxState};
+use super::vector;
 use crate::blocks::GgmlType;
 use std::arch::x86_64::*;
 
@@ -332,23 +332,22 @@ pub fn quantize(halves: [&[f32; TILE]; 2], out: &mut ActivationGroup) {
     out.describe(largest / 127.0, sums);
 }
 
-/// As [`vector::softmax_rows`].
+/// As [`softmax::softmax_rows`].
 ///
 /// Performance note: the compiler's own way from 16 lanes to one takes as long as the exponentials of a row. These two
 /// join halves of 8, 4, 2 and 1 lanes, as [`vector`] does.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn softmax_rows(
-    scores: &mut [f32],
-    inverses: &[f32],
-    valid: usize,
-    group: usize,
-    states: &mut [SoftmaxState],
-    steps: &mut [Step],
-    weights: &mut [i16],
-) {
+pub fn softmax_rows(task: Softmax<'_>) {
     let largest = |lanes: [f32; TILE]| _mm512_reduce_max_ps(load(&lanes));
     let sum = |lanes: [f32; TILE]| _mm512_reduce_add_ps(load(&lanes));
-    vector::softmax_rows_with(scores, inverses, valid, group, states, steps, weights, largest, sum);
+    softmax::softmax_rows_with(task, largest, sum);
+}
+
+/// As [`softmax::drop_low_rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn drop_low_rows(rows: &mut Vec<usize>, scores: &[f32], biases: &[f32], least: &[f32]) {
+    let largest = |lanes: [f32; TILE]| _mm512_reduce_max_ps(load(&lanes));
+    softmax::drop_low_rows_with(rows, scores, biases, least, largest);
 }
 
 vector::instantiate_common!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");

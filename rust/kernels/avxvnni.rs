@@ -1,6 +1,8 @@
 //! AVX-VNNI: AVX2 with four products a lane in one instruction, for CPUs that have it but not AVX-512.
 
-pub use super::avx2::{merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed};
+pub use super::avx2::{
+    drop_low_rows, merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
+};
 
 use super::avx2;
 use super::layout::{Rows, Tiles, TILE};

@@ -48,22 +48,13 @@ impl FixedRows {
         let width = self.quants.len() / self.scales.len();
         &self.quants[i * width..(i + 1) * width]
     }
-
-    /// Takes over the rows `indices` of `all`.
-    pub fn gather(&mut self, all: &Self, indices: &[usize]) {
-        self.clear();
-        for &i in indices {
-            self.quants.extend_from_slice(all.row(i));
-            self.scales.push(all.scales[i]);
-        }
-    }
 }
 
 /// Shapes of a product `c = a * b`; columns are multiples of 16.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Rows of `a` and `c`.
-    pub count: usize,
+pub struct Shape<'a> {
+    /// Rows of `a` and `c` that are computed.
+    pub rows: &'a [usize],
     /// Width of `a`, even; `b` has as many rows, or fewer.
     pub depth: usize,
     /// Width of `b` and `c`.
@@ -72,10 +63,10 @@ pub struct Shape {
     pub wanted: usize,
 }
 
-impl Shape {
-    /// A product of which everything is computed.
-    pub fn whole(count: usize, depth: usize, columns: usize) -> Self {
-        Self { count, depth, columns, wanted: columns }
+impl<'a> Shape<'a> {
+    /// A product of which all columns are computed.
+    pub fn new(rows: &'a [usize], depth: usize, columns: usize) -> Self {
+        Self { rows, depth, columns, wanted: columns }
     }
 
     /// Checks what kernels rely on.
@@ -83,7 +74,8 @@ impl Shape {
     /// # Panics
     /// If a slice does not have the length that the shape implies.
     pub fn check(&self, a: &[i16], b: &[i16], output: &Output<'_>, c: &[f32]) {
-        let Self { count, depth, columns, wanted } = *self;
+        let Self { rows, depth, columns, wanted } = *self;
+        let count = rows.iter().max().map_or(0, |row| row + 1);
         assert!(columns.is_multiple_of(TILE) && wanted.is_multiple_of(TILE) && wanted <= columns);
         assert!(depth.is_multiple_of(2) && b.len().is_multiple_of(2 * columns) && b.len() <= depth * columns);
         assert!(!b.is_empty() && a.len() >= count * depth && c.len() >= count * columns);

@@ -15,25 +15,26 @@ pub mod fixed;
 pub mod layout;
 pub mod scalar;
 pub mod shared;
+pub mod softmax;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod vector;
 
 use crate::error::{Error, Result};
-use fixed::{Output, Shape, Step};
+use fixed::{Output, Shape};
 use layout::{ActivationGroup, Rows, Tiles, TILE};
-use vector::SoftmaxState;
+use softmax::{Softmax, SoftmaxState};
 
 /// See [`scalar::multiply`].
-type Multiply = unsafe fn(Shape, &[i16], &[i16], Output<'_>, &[i16], &mut [f32]);
+type Multiply = unsafe fn(Shape<'_>, &[i16], &[i16], Output<'_>, &[i16], &mut [f32]);
 
-/// See [`vector::softmax_rows`].
-type SoftmaxRows = unsafe fn(&mut [f32], &[f32], usize, usize, &mut [SoftmaxState], &mut [Step], &mut [i16]);
+/// See [`softmax::drop_low_rows`].
+type DropLowRows = unsafe fn(&mut Vec<usize>, &[f32], &[f32], &[f32]);
 
-/// See [`vector::merge`].
+/// See [`softmax::merge`].
 type Merge = unsafe fn(&mut [SoftmaxState], &mut [f32], &[SoftmaxState], &[f32]);
 
-/// One instruction set's kernels. The functions are documented in [`scalar`] and [`vector`].
+/// One instruction set's kernels. The functions are documented in [`scalar`], [`softmax`] and [`vector`].
 #[derive(Clone, Copy)]
 pub struct Kernels {
     name: &'static str,
@@ -44,8 +45,9 @@ pub struct Kernels {
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
     quantize: unsafe fn([&[f32; TILE]; 2], &mut ActivationGroup),
-    softmax_rows: SoftmaxRows,
+    softmax_rows: unsafe fn(Softmax<'_>),
     screen: unsafe fn(&[f32; TILE], &[f32; TILE], f32, &mut f32) -> bool,
+    drop_low_rows: DropLowRows,
     scale: unsafe fn(&mut [f32], f32),
     merge: Merge,
 }
@@ -64,6 +66,7 @@ macro_rules! table {
             quantize: $module::quantize,
             softmax_rows: $module::softmax_rows,
             screen: $module::screen,
+            drop_low_rows: $module::drop_low_rows,
             scale: $module::scale,
             merge: $module::merge,
         }
@@ -171,7 +174,7 @@ impl Kernels {
         /// See [`scalar::dot`].
         dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
         /// See [`scalar::multiply`].
-        multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]);
+        multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]);
         /// See [`vector::to_fixed`].
         to_fixed(values: &[f32], largest: f32, out: &mut [i16]) -> f32;
         /// See [`vector::rms_norm`].
@@ -182,16 +185,15 @@ impl Kernels {
         swiglu(gate: &mut [f32], up: &[f32]);
         /// See [`vector::quantize`].
         quantize(halves: [&[f32; TILE]; 2], out: &mut ActivationGroup);
-        /// See [`vector::softmax_rows`].
-        softmax_rows(
-            scores: &mut [f32], inverses: &[f32], valid: usize, group: usize, states: &mut [SoftmaxState],
-            steps: &mut [Step], weights: &mut [i16]
-        );
+        /// See [`softmax::softmax_rows`].
+        softmax_rows(task: Softmax<'_>);
         /// See [`vector::screen`].
         screen(values: &[f32; TILE], norms: &[f32; TILE], error: f32, low: &mut f32) -> bool;
+        /// See [`softmax::drop_low_rows`].
+        drop_low_rows(rows: &mut Vec<usize>, scores: &[f32], biases: &[f32], least: &[f32]);
         /// See [`vector::scale`].
         scale(x: &mut [f32], factor: f32);
-        /// See [`vector::merge`].
+        /// See [`softmax::merge`].
         merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]);
     }
 }

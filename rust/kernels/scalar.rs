@@ -5,6 +5,7 @@ use super::layout::*;
 use crate::blocks::GgmlType;
 use half::{bf16, f16};
 
+pub use super::softmax::{drop_low_rows, merge, softmax_rows};
 pub use super::vector::*;
 
 /// Dot products of the 16 rows of every tile with every activation row: `out[tile][m][r]`.
@@ -131,16 +132,16 @@ fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
     })
 }
 
-/// Products of rows `a`, `[count][depth]`, with columns `b`, `[depth / 2][columns][2]`, and what `output` makes of them in
-/// `c`, `[count][columns]`: one block of attention.
+/// Products of rows `a`, `[rows][depth]`, with columns `b`, `[depth / 2][columns][2]`, and what `output` makes of them in
+/// `c`, `[rows][columns]`: one block of attention.
 ///
-/// The values of `a` beyond the rows of `b` are left out, as are the columns of `c` beyond those wanted. `ahead` is what
+/// The values of `a` beyond the rows of `b` are left out; rows and columns of `c` beyond those wanted stay. `ahead` is what
 /// will be read soon, to be fetched meanwhile.
-pub fn multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
+pub fn multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
     let _ = ahead;
     shape.check(a, b, &output, c);
-    let Shape { count, depth, columns, wanted } = shape;
-    for i in 0..count {
+    let Shape { rows, depth, columns, wanted } = shape;
+    for &i in rows {
         for n in 0..wanted {
             let product = |k: usize| i32::from(a[i * depth + k]) * i32::from(b[(k / 2 * columns + n) * 2 + k % 2]);
             let product = (0..b.len() / columns).map(product).fold(0, i32::wrapping_add) as f32;

@@ -3,19 +3,17 @@
 //! Sums run in 16 lanes that are folded in a fixed tree and multiply-adds are explicit, so the compiler may not
 //! reorder anything and every instruction set gives the same bits.
 
-use super::fixed::{Step, LEAST, ONE};
+use super::fixed::LEAST;
 use super::layout::ActivationGroup;
 
-const LANES: usize = 16;
-/// Scores in a row of a block of attention.
-const BLOCK: usize = 64;
+pub(super) const LANES: usize = 16;
 
 /// 1.5 * 2^23: adding it rounds to the nearest integer, ties to even, and leaves that in the low bits.
 pub const ROUND: f32 = 12_582_912.0;
 
 /// Sum of 16 lanes as a balanced tree.
 #[inline(always)]
-fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+pub(super) fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
@@ -132,107 +130,21 @@ pub fn quantize(halves: [&[f32; LANES]; 2], out: &mut ActivationGroup) {
     out.describe(scale, sums);
 }
 
-/// Running state of a softmax over blocks of positions (Milakov and Gimelshein, 2018).
-#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Zeroable)]
-pub struct SoftmaxState {
-    /// Largest score so far.
-    pub max: f32,
-    /// Sum of `exp(score - max)` so far.
-    pub sum: f32,
-}
-
-impl SoftmaxState {
-    /// Nothing seen yet.
-    pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
-}
-
-/// Turns rows of [`BLOCK`] scores into weights `exp(score - max)` of their own block, brings every row's state up to date
-/// and tells how the block is to be added.
-///
-/// Scores are those of keys plus the logarithms of the scales of their values, so weights are ready to be multiplied with
-/// the values' quants; the sum of a state, without those scales, takes their `inverses`. Row `i` has
-/// `valid + i / group` scores; the weights of the others are zero.
-#[inline(always)]
-pub fn softmax_rows(
-    scores: &mut [f32],
-    inverses: &[f32],
-    valid: usize,
-    group: usize,
-    states: &mut [SoftmaxState],
-    steps: &mut [Step],
-    weights: &mut [i16],
-) {
-    softmax_rows_with(scores, inverses, valid, group, states, steps, weights, largest_lane, sum_of_lanes);
-}
-
 /// Largest of 16 lanes, none of which is NaN.
 #[inline(always)]
-fn largest_lane(lanes: [f32; LANES]) -> f32 {
+pub(super) fn largest_lane(lanes: [f32; LANES]) -> f32 {
     fold(lanes, |a, b| if b > a { b } else { a })
 }
 
 /// Sum of 16 lanes as a balanced tree.
 #[inline(always)]
-fn sum_of_lanes(lanes: [f32; LANES]) -> f32 {
+pub(super) fn sum_of_lanes(lanes: [f32; LANES]) -> f32 {
     fold(lanes, |a, b| a + b)
-}
-
-/// [`softmax_rows`] with an instruction set's own `largest_lane` and `sum_of_lanes`.
-#[allow(clippy::too_many_arguments)]
-#[inline(always)]
-pub fn softmax_rows_with(
-    scores: &mut [f32],
-    inverses: &[f32],
-    valid: usize,
-    group: usize,
-    states: &mut [SoftmaxState],
-    steps: &mut [Step],
-    weights: &mut [i16],
-    largest_lane: impl Fn([f32; LANES]) -> f32,
-    sum_of_lanes: impl Fn([f32; LANES]) -> f32,
-) {
-    let (rows, _) = scores.as_chunks_mut::<BLOCK>();
-    // Three passes, so that the chains of one row's maximum, factors and sum do not wait for each other.
-    for (i, ((row, state), step)) in rows.iter_mut().zip(&mut *states).zip(&mut *steps).enumerate() {
-        let valid = valid.saturating_add(i / group);
-        if valid < BLOCK {
-            row[valid..].fill(f32::NEG_INFINITY);
-        }
-        // Not infinite, so that a row without scores gets weights of zero.
-        let mut lanes = [f32::MIN; LANES];
-        for chunk in row.as_chunks::<LANES>().0 {
-            for (lane, &s) in lanes.iter_mut().zip(chunk) {
-                *lane = if s > *lane { s } else { *lane };
-            }
-        }
-        let max = largest_lane(lanes);
-        let all = if max > state.max { max } else { state.max };
-        *step = Step { max, keep: state.max - all, add: max - all };
-        state.max = all;
-    }
-    for step in steps.iter_mut() {
-        step.keep = exp_to_one(step.keep);
-        step.add = exp_to_one(step.add);
-    }
-    let (inverses, _) = inverses.as_chunks::<LANES>();
-    let weights = weights.as_chunks_mut::<BLOCK>().0;
-    for (((row, weights), state), step) in rows.iter().zip(weights).zip(states).zip(&*steps) {
-        let mut lanes = [0.0f32; LANES];
-        let chunks = row.as_chunks::<LANES>().0.iter().zip(weights.as_chunks_mut::<LANES>().0);
-        for ((scores, weights), inverses) in chunks.zip(inverses) {
-            for i in 0..LANES {
-                let weight = exp_to_one(scores[i] - step.max);
-                lanes[i] = weight.mul_add(inverses[i], lanes[i]);
-                weights[i] = rounded(weight, ONE);
-            }
-        }
-        state.sum = state.sum.mul_add(step.keep, sum_of_lanes(lanes) * step.add);
-    }
 }
 
 /// The integer nearest to `value * factor`, ties to even; its magnitude is below 2^15.
 #[inline(always)]
-fn rounded(value: f32, factor: f32) -> i16 {
+pub(super) fn rounded(value: f32, factor: f32) -> i16 {
     value.mul_add(factor, ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16
 }
 
@@ -263,27 +175,6 @@ pub fn scale(x: &mut [f32], factor: f32) {
     }
 }
 
-/// Adds to rows of sums, and to the states of their softmax, what others hold for later positions.
-#[inline(always)]
-pub fn merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]) {
-    let width = sums.len() / states.len();
-    let rows = sums.chunks_exact_mut(width).zip(other_sums.chunks_exact(width));
-    for ((state, other), (sums, other_sums)) in states.iter_mut().zip(others).zip(rows) {
-        if other.sum == 0.0 {
-            continue;
-        }
-        // One of the factors is exp(0).
-        let (max, factor, other_factor) = match other.max > state.max {
-            true => (other.max, exp_to_one(state.max - other.max), 1.0),
-            false => (state.max, 1.0, exp_to_one(other.max - state.max)),
-        };
-        for (sum, &other) in sums.iter_mut().zip(other_sums) {
-            *sum = (*sum).mul_add(factor, other * other_factor);
-        }
-        *state = SoftmaxState { max, sum: state.sum.mul_add(factor, other.sum * other_factor) };
-    }
-}
-
 /// Whether any of 16 values, each known to within `error` times its norm, can be as high as `low`, which is then raised
 /// to what one of them is at least. A value that is not a number can.
 #[inline(always)]
@@ -310,18 +201,15 @@ pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut
 macro_rules! instantiate {
     ($features:literal) => {
         vector::instantiate_common!($features);
-        /// As [`vector::softmax_rows`].
+        /// As [`softmax::softmax_rows`].
         #[target_feature(enable = $features)]
-        pub fn softmax_rows(
-            scores: &mut [f32],
-            inverses: &[f32],
-            valid: usize,
-            group: usize,
-            states: &mut [SoftmaxState],
-            steps: &mut [Step],
-            weights: &mut [i16],
-        ) {
-            vector::softmax_rows(scores, inverses, valid, group, states, steps, weights)
+        pub fn softmax_rows(task: softmax::Softmax<'_>) {
+            softmax::softmax_rows(task)
+        }
+        /// As [`softmax::drop_low_rows`].
+        #[target_feature(enable = $features)]
+        pub fn drop_low_rows(rows: &mut Vec<usize>, scores: &[f32], biases: &[f32], least: &[f32]) {
+            softmax::drop_low_rows(rows, scores, biases, least)
         }
         /// As [`vector::quantize`].
         #[target_feature(enable = $features)]
@@ -332,7 +220,7 @@ macro_rules! instantiate {
 }
 pub(super) use instantiate;
 
-/// The same for an instruction set with a `quantize` and `softmax_rows` of its own.
+/// The same for an instruction set with a `quantize`, `softmax_rows` and `drop_low_rows` of its own.
 macro_rules! instantiate_common {
     ($features:literal) => {
         /// As [`vector::rms_norm`].
@@ -365,10 +253,10 @@ macro_rules! instantiate_common {
         pub fn scale(x: &mut [f32], factor: f32) {
             vector::scale(x, factor)
         }
-        /// As [`vector::merge`].
+        /// As [`softmax::merge`].
         #[target_feature(enable = $features)]
         pub fn merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]) {
-            vector::merge(states, sums, others, other_sums)
+            softmax::merge(states, sums, others, other_sums)
         }
     };
 }

@@ -1,13 +1,17 @@
 //! How the queries of a unit choose blocks by their values, and what stands in for the blocks left out.
 
-use crate::attention::{Accumulator, Kept, Queries, Unit, Weighing};
+use crate::attention::{Accumulator, Kept, Queries, Unit, Values, Weighing};
 use crate::cache::{put_key, put_value, PAGE};
 use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, ONE};
-use crate::kernels::vector::SoftmaxState;
+use crate::kernels::softmax::SoftmaxState;
 
 /// Biases of keys whose values do not count, and with [`ONES`] the inverses of their scales.
 const ZEROS: [f32; PAGE] = [0.0; PAGE];
 const ONES: [f32; PAGE] = [1.0; PAGE];
+
+/// No key of a block scores so many standard deviations above their mean: the highest of 64 numbers is at most
+/// `sqrt(63)` above.
+pub const EVERY_BLOCK: f32 = 8.0;
 
 /// What a unit attends to, and memory that calls reuse.
 #[derive(Default)]
@@ -23,10 +27,11 @@ pub struct Selection {
     values: Vec<i16>,
     /// Blocks whose means stand in where they are left out.
     corrected: usize,
-    indices: Vec<usize>,
+    /// All queries, and some of them.
+    all: Vec<usize>,
+    some: Vec<usize>,
     weights: Vec<f32>,
     weighing: Weighing,
-    some: Accumulator,
     sample: Sample,
 }
 
@@ -50,7 +55,6 @@ impl Keys {
 struct Sample {
     /// Sums of the blocks' sampled weights, `[queries][blocks]`.
     masses: Vec<f32>,
-    queries: FixedRows,
     states: Vec<SoftmaxState>,
     order: Vec<usize>,
 }
@@ -61,10 +65,17 @@ impl Selection {
         &self.kept
     }
 
+    /// The same, to be changed.
+    pub fn kept_mut(&mut self) -> &mut Kept {
+        &mut self.kept
+    }
+
     /// Starts over: the queries of `unit` keep nothing.
     pub(super) fn clear(&mut self, unit: &Unit<'_>) {
         self.kept.clear(unit.own_block() + 1, unit.queries());
         self.corrected = 0;
+        self.all.clear();
+        self.all.extend(0..unit.queries());
     }
 
     /// Keeps the blocks that are `always` kept.
@@ -73,12 +84,12 @@ impl Selection {
     }
 
     /// Keeps the blocks whose best key is thought to weigh at least `alpha` of all keys, if it scores `spread` standard
-    /// deviations above the mean.
+    /// deviations above the mean: all if that is [`EVERY_BLOCK`]. Once scored, the best must weigh at least `least`.
     pub(super) fn keep_by_means(
         &mut self,
         unit: &Unit<'_>,
         queries: &Queries,
-        [alpha, spread]: [f32; 2],
+        [alpha, spread, least]: [f32; 3],
         correct: bool,
         always: impl Fn(usize) -> bool,
     ) {
@@ -88,19 +99,26 @@ impl Selection {
         if own == 0 {
             return;
         }
+        let length = own.div_ceil(PAGE) * count * PAGE;
+        self.scores.resize(length, 0.0);
+        multiply_statistics(unit, &self.all, &queries.fixed, 0, &mut self.keys, &mut self.scores);
+        self.weigh_all(unit, queries);
+        let states = &self.sample.states;
+        if least > 0.0 {
+            self.kept.least_scores.extend(states.iter().map(|all| all.max + (least * all.sum).ln()));
+        }
+        if spread >= EVERY_BLOCK {
+            return self.keep(own, |_| true);
+        }
+        self.weights.clear();
+        self.weights.extend(states.iter().map(|all| all.max + (alpha * all.sum).ln()));
         self.squares.clear();
         for query in queries.floats.chunks_exact(unit.width) {
             let squares: Vec<f32> = query.iter().map(|x| x * x).collect();
             self.squares.push(unit.kernels, &squares, largest_quant(unit.width));
         }
-        let length = own.div_ceil(PAGE) * count * PAGE;
-        self.scores.resize(length, 0.0);
         self.spreads.resize(length, 0.0);
-        multiply_statistics(unit, &queries.fixed, 0, &mut self.keys, &mut self.scores);
-        multiply_statistics(unit, &self.squares, 2, &mut self.keys, &mut self.spreads);
-        self.weigh_all(unit, queries);
-        self.weights.clear();
-        self.weights.extend(self.sample.states.iter().map(|all| all.max + (alpha * all.sum).ln()));
+        multiply_statistics(unit, &self.all, &self.squares, 2, &mut self.keys, &mut self.spreads);
         for (bound, &score) in self.spreads.iter_mut().zip(&self.scores) {
             // Not fused, which is a call of a function where the compiler may not assume AVX.
             *bound = score + spread * bound.max(0.0).sqrt();
@@ -116,20 +134,20 @@ impl Selection {
     /// Estimates what all keys weigh for each query: the first block exactly, the others by their means.
     fn weigh_all(&mut self, unit: &Unit<'_>, queries: &Queries) {
         let count = unit.queries();
-        let Self { scores, weights, weighing, sample, .. } = self;
+        let Self { all, scores, weights, weighing, sample, .. } = self;
         sample.states.clear();
         sample.states.resize(count, SoftmaxState::EMPTY);
         for (chunk, scores) in scores.chunks_exact(count * PAGE).enumerate() {
             weights.clear();
             weights.extend_from_slice(scores);
             let means = PAGE.min(unit.own_block() - chunk * PAGE);
-            weighing.weigh(unit.kernels, weights, &ONES, [means, usize::MAX], &mut sample.states);
+            weighing.weigh(unit.kernels, all, weights, &ONES, [means, usize::MAX], &mut sample.states);
         }
         sample.states.iter_mut().for_each(|state| state.sum *= PAGE as f32);
         let block = unit.block(&unit.pages[0]);
         weights.resize(count * PAGE, 0.0);
-        score(unit, &queries.fixed, block.keys, block.key_scales, weights);
-        weighing.weigh(unit.kernels, weights, &ONES, [PAGE, usize::MAX], &mut sample.states);
+        score(unit, all, &queries.fixed, block.keys, block.key_scales, weights);
+        weighing.weigh(unit.kernels, all, weights, &ONES, [PAGE, usize::MAX], &mut sample.states);
     }
 
     /// Keeps, for each query, the heaviest blocks until they hold the share `tau` of what every `stride`th key of all
@@ -171,19 +189,18 @@ impl Selection {
     /// Weighs every `stride`th key of all blocks up to the unit's own, which is not the first.
     fn sample(&mut self, unit: &Unit<'_>, queries: &Queries, stride: usize) {
         let Unit { kernels, group, width, .. } = *unit;
-        let Self { keys, scores, weighing, indices, sample, .. } = self;
+        let Self { keys, scores, weighing, some, sample, .. } = self;
         let blocks = unit.own_block() + 1;
         sample.masses.clear();
         sample.masses.resize(unit.queries() * blocks, 0.0);
+        sample.states.clear();
+        sample.states.resize(unit.queries(), SoftmaxState::EMPTY);
+        scores.resize(unit.queries() * PAGE, 0.0);
         keys.resize(width);
         // Queries at a multiple of the stride from each other share their keys; a page of those spans `stride` blocks.
         for first in 0..stride.min(unit.rows) {
-            indices.clear();
-            indices.extend((first..unit.rows).step_by(stride).flat_map(|row| row * group..(row + 1) * group));
-            sample.queries.gather(&queries.fixed, indices);
-            sample.states.clear();
-            sample.states.resize(indices.len(), SoftmaxState::EMPTY);
-            scores.resize(indices.len() * PAGE, 0.0);
+            some.clear();
+            some.extend((first..unit.rows).step_by(stride).flat_map(|row| row * group..(row + 1) * group));
             let offset = stride - 1 - (unit.position + first) % stride;
             for start in (0..blocks).step_by(stride) {
                 let count = stride.min(blocks - start);
@@ -201,15 +218,15 @@ impl Selection {
                         *to = scale;
                     }
                 }
-                score(unit, &sample.queries, &keys.quants, &keys.scales, scores);
-                for (&query, scores) in indices.iter().zip(scores.chunks_exact_mut(PAGE)) {
+                score(unit, some, &queries.fixed, &keys.quants, &keys.scales, scores);
+                for &query in &*some {
                     let past = unit.position + query / group + 1;
                     let visible = past.saturating_sub(start * PAGE + offset).div_ceil(stride);
-                    scores[visible.min(PAGE)..].fill(f32::NEG_INFINITY);
+                    scores[query * PAGE..(query + 1) * PAGE][visible.min(PAGE)..].fill(f32::NEG_INFINITY);
                 }
-                weighing.weigh(kernels, scores, &ONES, [PAGE, group], &mut sample.states);
-                let weights = weighing.weights.chunks_exact(PAGE).zip(&weighing.steps);
-                for (&query, (weights, step)) in indices.iter().zip(weights) {
+                weighing.weigh(kernels, some, scores, &ONES, [PAGE, group], &mut sample.states);
+                for &query in &*some {
+                    let (step, weights) = (weighing.steps[query], &weighing.weights[query * PAGE..(query + 1) * PAGE]);
                     let masses = &mut sample.masses[query * blocks..(query + 1) * blocks];
                     if step.keep != 1.0 {
                         masses[..start].iter_mut().for_each(|mass| *mass *= step.keep);
@@ -228,53 +245,50 @@ impl Selection {
         if self.corrected == 0 {
             return;
         }
-        let (count, width) = (unit.queries(), unit.width);
-        let bias = (PAGE as f32).ln();
-        self.values.resize(PAGE * width, 0);
-        for (chunk, scores) in self.scores.chunks_exact(count * PAGE).enumerate() {
-            let first = chunk * PAGE;
-            let blocks = first..self.corrected.min(first + PAGE);
-            let mut scales = [1.0; PAGE];
-            for (i, page) in unit.pages[blocks.clone()].iter().enumerate() {
-                let statistics = page.statistics(unit.kernels, unit.layer, unit.head);
-                put_value(&mut self.values, i, statistics.row(1));
-                scales[i] = statistics.scales[1];
-            }
-            let biases = scales.map(|scale| scale.ln() + bias);
-            self.indices.clear();
-            self.weights.clear();
-            for (query, scores) in scores.chunks_exact(PAGE).enumerate() {
-                let left_out = |block: &usize| !self.kept.block(*block)[query];
-                if blocks.clone().any(|block| left_out(&block)) {
-                    self.indices.push(query);
-                    let at = self.weights.len();
-                    self.weights.resize(at + PAGE, f32::NEG_INFINITY);
-                    for i in blocks.clone().filter(left_out).map(|block| block - first) {
-                        self.weights[at + i] = scores[i] + biases[i];
-                    }
-                }
-            }
-            if self.indices.is_empty() {
+        let Self { kept, scores, values, corrected, all, some, weighing, .. } = self;
+        values.resize(PAGE * unit.width, 0);
+        let chunks = scores.chunks_exact_mut(unit.queries() * PAGE);
+        for (scores, first) in chunks.zip((0..*corrected).step_by(PAGE)) {
+            let blocks = first..PAGE.min(*corrected - first) + first;
+            some.clear();
+            some.extend(all.iter().filter(|&&query| blocks.clone().any(|block| !kept.block(block)[query])));
+            if some.is_empty() {
                 continue;
             }
-            self.some.gather(total, &self.indices);
-            let values = (&*self.values, &scales.map(|scale| 1.0 / scale)[..]);
-            self.some.add_weighted(unit, &mut self.weights, values, &[], PAGE, &mut self.weighing);
-            self.some.scatter(total, &self.indices);
+            let mut inverses = ONES;
+            for (i, block) in blocks.clone().enumerate() {
+                let means = unit.pages[block].statistics(unit.kernels, unit.layer, unit.head);
+                put_value(values, i, means.row(1));
+                inverses[i] = 1.0 / means.scales[1];
+                let bias = (PAGE as f32 * means.scales[1]).ln();
+                for (scores, &kept) in scores.chunks_exact_mut(PAGE).zip(kept.block(block)) {
+                    scores[i] = if kept { f32::NEG_INFINITY } else { scores[i] + bias };
+                }
+            }
+            scores.chunks_exact_mut(PAGE).for_each(|scores| scores[blocks.len()..].fill(f32::NEG_INFINITY));
+            let values = Values { quants: values, inverses: &inverses, later: &[] };
+            total.add_weighted(unit, some, scores, values, PAGE, weighing);
         }
     }
 }
 
-/// Multiplies every query with 64 keys, `[queries][64]`.
-fn score(unit: &Unit<'_>, queries: &FixedRows, keys: &[i16], scales: &[f32], out: &mut [f32]) {
+/// Multiplies the queries `rows` with 64 keys, `[queries][64]`.
+fn score(unit: &Unit<'_>, rows: &[usize], queries: &FixedRows, keys: &[i16], scales: &[f32], out: &mut [f32]) {
     let output = Output::Scores { rows: &queries.scales, columns: scales, biases: &ZEROS };
-    let shape = Shape::whole(queries.scales.len(), unit.width, PAGE);
+    let shape = Shape::new(rows, unit.width, PAGE);
     unit.kernels.multiply(shape, &queries.quants, keys, output, &[], out);
 }
 
-/// Multiplies every query with one of the statistics of all blocks before the unit's own, `[chunks of 64
+/// Multiplies all queries, `rows`, with one of the statistics of all blocks before the unit's own, `[chunks of 64
 /// blocks][queries][64]`.
-fn multiply_statistics(unit: &Unit<'_>, queries: &FixedRows, which: usize, keys: &mut Keys, out: &mut [f32]) {
+fn multiply_statistics(
+    unit: &Unit<'_>,
+    rows: &[usize],
+    queries: &FixedRows,
+    which: usize,
+    keys: &mut Keys,
+    out: &mut [f32],
+) {
     keys.resize(unit.width);
     for (pages, out) in unit.pages[..unit.own_block()].chunks(PAGE).zip(out.chunks_exact_mut(unit.queries() * PAGE)) {
         for (i, page) in pages.iter().enumerate() {
@@ -282,6 +296,6 @@ fn multiply_statistics(unit: &Unit<'_>, queries: &FixedRows, which: usize, keys:
             put_key(&mut keys.quants, i, statistics.row(which));
             keys.scales[i] = statistics.scales[which];
         }
-        score(unit, queries, &keys.quants, &keys.scales, out);
+        score(unit, rows, queries, &keys.quants, &keys.scales, out);
     }
 }

@@ -1,6 +1,6 @@
 //! What patterns keep, on caches of random keys.
 
-use super::{Pattern, Prompt, Selection};
+use super::{Pattern, Prompt, Selection, EVERY_BLOCK};
 use crate::attention::{Queries, Unit};
 use crate::cache::{CacheShape, KvCache, PAGE};
 use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
@@ -99,7 +99,7 @@ fn what_a_query_keeps_does_not_depend_on_its_company() {
     let patterns = [
         antidiagonal(8, 0.8),
         antidiagonal(64, 0.5),
-        Pattern::BlockMean { alpha: 0.7, spread: 0.0, sink: 1, window: 1, correct: true },
+        Pattern::BlockMean { alpha: 0.7, spread: 0.0, least: 0.0, sink: 1, window: 1, correct: true },
     ];
     for kernels in Kernels::available() {
         for pattern in &patterns {
@@ -114,16 +114,20 @@ fn what_a_query_keeps_does_not_depend_on_its_company() {
 }
 
 #[test]
-fn auto_is_exact_in_the_first_two_fifths_of_the_layers() {
+fn auto_scores_every_block_in_the_first_two_fifths_of_the_layers() {
     let prompt = Prompt { pattern: Pattern::auto().into(), end: 8192, counts: None };
-    for (n_layer, exact) in [(30, 12), (22, 9), (16, 6), (12, 5), (6, 2), (2, 1), (1, 0)] {
-        let is_exact = |layer: &usize| prompt.rule(n_layer, *layer, 100).is_none();
-        assert_eq!((0..n_layer).take_while(is_exact).count(), exact, "of {n_layer}");
-        assert_eq!((0..n_layer).filter(is_exact).count(), exact, "of {n_layer}");
+    for (n_layer, early) in [(30, 12), (22, 9), (16, 6), (12, 5), (6, 2), (2, 1), (1, 0)] {
+        let scores_all = |layer: &usize| {
+            let rule = prompt.rule(n_layer, *layer, 100).expect("sparse above 4096");
+            matches!(rule, Pattern::BlockMean { spread, .. } if *spread == EVERY_BLOCK)
+        };
+        assert_eq!((0..n_layer).take_while(scores_all).count(), early, "of {n_layer}");
+        assert_eq!((0..n_layer).filter(scores_all).count(), early, "of {n_layer}");
         assert!((0..n_layer).all(|layer| prompt.rule(n_layer, layer, 63).is_none()), "exact below 4096");
     }
-    let text =
-        "DenseBelow(4096, DenseLayers(0.4, 0, BlockMean(alpha=0.004, spread=3, sink=64, window=256, correct=True)))";
+    let blocks =
+        |spread| format!("BlockMean(alpha=0.004, spread={spread}, least=0.0005, sink=64, window=256, correct=True)");
+    let text = format!("DenseBelow(4096, LayerSplit(0.4, {}, {}))", blocks(8), blocks(3));
     assert_eq!(prompt.pattern.to_string(), text);
 }
 

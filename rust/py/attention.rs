@@ -33,9 +33,9 @@ impl PyPattern {
     }
 
     #[staticmethod]
-    fn block_mean(alpha: f32, spread: f32, sink: Count, window: Count, correct: bool) -> Self {
+    fn block_mean(alpha: f32, spread: f32, least: f32, sink: Count, window: Count, correct: bool) -> Self {
         let [sink, window] = [sink.0 / PAGE, window.0 / PAGE];
-        Self(Arc::new(Pattern::BlockMean { alpha, spread, sink, window, correct }))
+        Self(Arc::new(Pattern::BlockMean { alpha, spread, least, sink, window, correct }))
     }
 
     #[staticmethod]
@@ -60,6 +60,12 @@ impl PyPattern {
 
     fn dense_layers(&self, first: Layers, last: Layers) -> Self {
         self.wrap(|inner| Pattern::DenseLayers { first, last, inner })
+    }
+
+    #[staticmethod]
+    fn layer_split(first: Layers, early: &Self, late: &Self) -> Self {
+        let [early, late] = [early, late].map(|pattern| Box::new((*pattern.0).clone()));
+        Self(Arc::new(Pattern::LayerSplit { first, early, late }))
     }
 
     fn dense_tail(&self, positions: Count) -> Self {

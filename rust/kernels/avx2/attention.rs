@@ -8,36 +8,36 @@ use std::arch::x86_64::*;
 
 /// As [`crate::kernels::scalar::multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
+pub fn multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
     shape.check(a, b, &output, c);
-    let Shape { count, wanted, .. } = shape;
-    for n in (0..wanted).step_by(TILE) {
-        for i in (0..count).step_by(BLOCK) {
-            let ahead = if (n, i) == (0, 0) { ahead } else { &[] };
-            match count - i {
-                1 => multiply_block::<1>(shape, a, b, output, ahead, [i, n], c),
-                2 => multiply_block::<2>(shape, a, b, output, ahead, [i, n], c),
-                3 => multiply_block::<3>(shape, a, b, output, ahead, [i, n], c),
-                _ => multiply_block::<BLOCK>(shape, a, b, output, ahead, [i, n], c),
+    for n in (0..shape.wanted).step_by(TILE) {
+        for (i, rows) in shape.rows.chunks(BLOCK).enumerate() {
+            let (shape, ahead) = (Shape { rows, ..shape }, if (n, i) == (0, 0) { ahead } else { &[] });
+            match rows.len() {
+                1 => multiply_block::<1>(shape, a, b, output, ahead, n, c),
+                2 => multiply_block::<2>(shape, a, b, output, ahead, n, c),
+                3 => multiply_block::<3>(shape, a, b, output, ahead, n, c),
+                _ => multiply_block::<BLOCK>(shape, a, b, output, ahead, n, c),
             }
         }
     }
 }
 
-/// `M` rows from row `i` on times 16 columns from column `n` on.
+/// The `M` rows of `shape` times 16 columns from column `n` on.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn multiply_block<const M: usize>(
-    shape: Shape,
+    shape: Shape<'_>,
     a: &[i16],
     b: &[i16],
     output: Output<'_>,
     ahead: &[i16],
-    [i, n]: [usize; 2],
+    n: usize,
     c: &mut [f32],
 ) {
     let Shape { depth, columns, .. } = shape;
+    let indices: &[usize; M] = shape.rows.first_chunk().expect("rows");
     let pairs = b.len() / (2 * columns);
-    let a: [&[[i16; 2]]; M] = std::array::from_fn(|m| &a[(i + m) * depth..][..2 * pairs].as_chunks().0[..pairs]);
+    let a: [&[[i16; 2]]; M] = indices.map(|i| &a[i * depth..][..2 * pairs].as_chunks().0[..pairs]);
     let mut acc = [[_mm256_setzero_si256(); 2]; M];
     let mut ahead = Ahead::new(ahead, pairs);
     for (k, row) in b.chunks_exact(2 * columns).enumerate() {
@@ -52,17 +52,17 @@ fn multiply_block<const M: usize>(
             }
         }
     }
-    for (m, acc) in acc.into_iter().enumerate() {
-        let c = c[(i + m) * columns + n..][..TILE].as_mut_array().expect("16 floats");
+    for (&i, acc) in indices.iter().zip(acc) {
+        let c = c[i * columns + n..][..TILE].as_mut_array().expect("16 floats");
         let products = acc.map(|acc| _mm256_cvtepi32_ps(acc));
         let result = match output {
             Output::Scores { rows, columns, biases } => {
                 let [scales, biases] = [columns, biases].map(|all| load(all[n..][..TILE].as_array().expect("16")));
-                let row = _mm256_set1_ps(rows[i + m]);
+                let row = _mm256_set1_ps(rows[i]);
                 [0, 1].map(|h| _mm256_fmadd_ps(products[h], _mm256_mul_ps(row, scales[h]), biases[h]))
             }
             Output::Sums(steps) => {
-                let (add, keep) = (_mm256_set1_ps(steps[i + m].add / ONE), _mm256_set1_ps(steps[i + m].keep));
+                let (add, keep) = (_mm256_set1_ps(steps[i].add / ONE), _mm256_set1_ps(steps[i].keep));
                 let before = load(c);
                 [0, 1].map(|h| _mm256_fmadd_ps(products[h], add, _mm256_mul_ps(before[h], keep)))
             }

@@ -10,7 +10,7 @@
 //!   there are 16, and stops the product (decode at 500 to 1,000 positions 4 % slower).
 
 use super::{load, store, TILE};
-use crate::kernels::fixed::{Output, Shape, Step, ONE};
+use crate::kernels::fixed::{Output, Shape, ONE};
 use crate::kernels::Ahead;
 use std::arch::x86_64::*;
 
@@ -19,7 +19,7 @@ const ROWS: usize = 6;
 
 /// As [`crate::kernels::scalar::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
+pub fn multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
     shape.check(a, b, &output, c);
     for n in (0..shape.wanted).step_by(4 * TILE) {
         let ahead = if n == 0 { ahead } else { &[] };
@@ -35,7 +35,7 @@ pub fn multiply(shape: Shape, a: &[i16], b: &[i16], output: Output<'_>, ahead: &
 /// All rows times `W` registers of columns, from column `n` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn multiply_columns<const W: usize>(
-    shape: Shape,
+    shape: Shape<'_>,
     a: &[i16],
     b: &[i16],
     output: Output<'_>,
@@ -43,33 +43,34 @@ fn multiply_columns<const W: usize>(
     n: usize,
     c: &mut [f32],
 ) {
-    for i in (0..shape.count).step_by(ROWS) {
-        let ahead = if i == 0 { ahead } else { &[] };
-        match shape.count - i {
-            1 => multiply_block::<1, W>(shape, a, b, output, ahead, [i, n], c),
-            2 => multiply_block::<2, W>(shape, a, b, output, ahead, [i, n], c),
-            3 => multiply_block::<3, W>(shape, a, b, output, ahead, [i, n], c),
-            4 => multiply_block::<4, W>(shape, a, b, output, ahead, [i, n], c),
-            5 => multiply_block::<5, W>(shape, a, b, output, ahead, [i, n], c),
-            _ => multiply_block::<ROWS, W>(shape, a, b, output, ahead, [i, n], c),
+    for (i, rows) in shape.rows.chunks(ROWS).enumerate() {
+        let (shape, ahead) = (Shape { rows, ..shape }, if i == 0 { ahead } else { &[] });
+        match rows.len() {
+            1 => multiply_block::<1, W>(shape, a, b, output, ahead, n, c),
+            2 => multiply_block::<2, W>(shape, a, b, output, ahead, n, c),
+            3 => multiply_block::<3, W>(shape, a, b, output, ahead, n, c),
+            4 => multiply_block::<4, W>(shape, a, b, output, ahead, n, c),
+            5 => multiply_block::<5, W>(shape, a, b, output, ahead, n, c),
+            _ => multiply_block::<ROWS, W>(shape, a, b, output, ahead, n, c),
         }
     }
 }
 
-/// `M` rows from row `i` on times `W` registers of columns from column `n` on.
+/// The `M` rows of `shape` times `W` registers of columns from column `n` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn multiply_block<const M: usize, const W: usize>(
-    shape: Shape,
+    shape: Shape<'_>,
     a: &[i16],
     b: &[i16],
     output: Output<'_>,
     ahead: &[i16],
-    [i, n]: [usize; 2],
+    n: usize,
     c: &mut [f32],
 ) {
     let Shape { depth, columns, .. } = shape;
+    let indices: &[usize; M] = shape.rows.first_chunk().expect("rows");
     let pairs = b.len() / (2 * columns);
-    let a: [&[[i16; 2]]; M] = std::array::from_fn(|m| &a[(i + m) * depth..][..2 * pairs].as_chunks().0[..pairs]);
+    let a: [&[[i16; 2]]; M] = indices.map(|i| &a[i * depth..][..2 * pairs].as_chunks().0[..pairs]);
     let mut acc = [[_mm512_setzero_si512(); W]; M];
     let mut ahead = Ahead::new(ahead, pairs);
     for row in 0..pairs {
@@ -86,25 +87,21 @@ fn multiply_block<const M: usize, const W: usize>(
         }
     }
     // Loops over arrays, which are unrolled: with slices, sums would be kept in memory.
-    let mut c =
-        c[i * columns..].chunks_mut(columns).map(|c| c[n..].as_chunks_mut().0.first_chunk_mut().expect("columns"));
-    let c: [&mut [[f32; TILE]; W]; M] = std::array::from_fn(|_| c.next().expect("rows"));
     match output {
-        Output::Scores { rows, columns, biases } => {
-            let (scales, biases): (&[[f32; TILE]; W], &[[f32; TILE]; W]) =
-                (registers(&columns[n..]), registers(&biases[n..]));
-            let rows: &[f32; M] = rows[i..].first_chunk().expect("rows");
-            for ((acc, c), row) in acc.iter().zip(c).zip(rows) {
+        Output::Scores { rows, columns: scales, biases } => {
+            let [scales, biases]: [&[[f32; TILE]; W]; 2] = [registers(&scales[n..]), registers(&biases[n..])];
+            for (acc, &i) in acc.iter().zip(indices) {
+                let c: &mut [[f32; TILE]; W] = registers_mut(&mut c[i * columns + n..]);
                 for (((acc, c), scale), bias) in acc.iter().zip(c).zip(scales).zip(biases) {
-                    let scale = _mm512_mul_ps(_mm512_set1_ps(*row), load(scale));
+                    let scale = _mm512_mul_ps(_mm512_set1_ps(rows[i]), load(scale));
                     store(c, _mm512_fmadd_ps(_mm512_cvtepi32_ps(*acc), scale, load(bias)));
                 }
             }
         }
         Output::Sums(steps) => {
-            let steps: &[Step; M] = steps[i..].first_chunk().expect("rows");
-            for ((acc, c), step) in acc.iter().zip(c).zip(steps) {
-                let (add, keep) = (_mm512_set1_ps(step.add / ONE), _mm512_set1_ps(step.keep));
+            for (acc, &i) in acc.iter().zip(indices) {
+                let c: &mut [[f32; TILE]; W] = registers_mut(&mut c[i * columns + n..]);
+                let (add, keep) = (_mm512_set1_ps(steps[i].add / ONE), _mm512_set1_ps(steps[i].keep));
                 for (acc, c) in acc.iter().zip(c) {
                     store(c, _mm512_fmadd_ps(_mm512_cvtepi32_ps(*acc), add, _mm512_mul_ps(load(c), keep)));
                 }
@@ -117,4 +114,10 @@ fn multiply_block<const M: usize, const W: usize>(
 #[inline(always)]
 fn registers<T, const N: usize, const W: usize>(values: &[T]) -> &[[T; N]; W] {
     values.as_chunks().0.first_chunk().expect("as many registers of columns")
+}
+
+/// The same, to be changed.
+#[inline(always)]
+fn registers_mut<T, const N: usize, const W: usize>(values: &mut [T]) -> &mut [[T; N]; W] {
+    values.as_chunks_mut().0.first_chunk_mut().expect("as many registers of columns")
 }

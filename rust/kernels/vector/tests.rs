@@ -1,9 +1,9 @@
 //! The element-wise kernels and those of attention: their formulas, and equal bits on every instruction set.
 
-use super::SoftmaxState;
 use crate::kernels::fixed::{largest_quant, Output, Shape, Step, LARGEST_VALUE, ONE};
 use crate::kernels::layout::*;
 use crate::kernels::scalar;
+use crate::kernels::softmax::SoftmaxState;
 use crate::kernels::tests::{quantize, Random};
 use crate::kernels::Kernels;
 
@@ -127,13 +127,21 @@ fn products_of_attention_have_the_bits_of_the_specification() {
             let [c, rows, scales, biases] = [count * columns, count, columns, columns].map(&mut floats);
             let steps: Vec<_> = rows.iter().map(|&keep| Step { max: 0.0, keep, add: 1.0 - keep }).collect();
             let scores = Output::Scores { rows: &rows, columns: &scales, biases: &biases };
-            let whole = Shape::whole(count, depth, columns);
+            let (all, few): (Vec<_>, Vec<_>) = ((0..count).collect(), (0..count).rev().step_by(3).collect());
+            let whole = Shape::new(&all, depth, columns);
             let some = Shape { wanted: (columns / 2).next_multiple_of(TILE), ..whole };
+            let few = Shape { rows: &few, ..whole };
             let run = |k: &Kernels| {
-                let [mut sums, mut all, mut part] = [&c, &c, &c].map(Vec::clone);
+                let [mut sums, mut all, mut part, mut rows] = std::array::from_fn(|_| c.clone());
                 k.multiply(whole, &a, &b, Output::Sums(&steps), &b[1..], &mut sums);
                 k.multiply(whole, &a, &b, scores, &[], &mut all);
                 k.multiply(some, &a, &b[2 * columns..], scores, &b[..40], &mut part);
+                k.multiply(few, &a, &b, Output::Sums(&steps), &[], &mut rows);
+                for (i, (row, (sums, before))) in
+                    rows.chunks(columns).zip(sums.chunks(columns).zip(c.chunks(columns))).enumerate()
+                {
+                    assert_eq!(row, if few.rows.contains(&i) { sums } else { before });
+                }
                 sums.iter().chain(&all).chain(&part).map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             for kernels in Kernels::available() {
@@ -152,7 +160,7 @@ fn the_largest_quants_do_not_overflow() {
             let [ones, zeros] = [[1.0; TILE], [0.0; TILE]];
             let mut scores = [0.0; TILE];
             let output = Output::Scores { rows: &ones, columns: &ones, biases: &zeros };
-            kernels.multiply(Shape::whole(1, width, TILE), &a, &b, output, &[], &mut scores);
+            kernels.multiply(Shape::new(&[0], width, TILE), &a, &b, output, &[], &mut scores);
             let product = f32::from(largest) * f32::from(largest) * width as f32;
             assert!(scores.iter().all(|score| (score / -product - 1.0).abs() < 1e-6), "{kernels:?} {width}");
         }
@@ -176,39 +184,6 @@ fn rows_in_fixed_point_are_within_half_a_step() {
             let mut values = [1.0; 20];
             values[17] = strange;
             assert!(kernels.to_fixed(&values, 5792.0, &mut [0; 20]).is_nan());
-        }
-    }
-}
-
-#[test]
-fn the_softmax_has_the_bits_of_the_specification() {
-    let mut random = Random::new(11);
-    for valid in [0, 1, 2, 15, 16, 17, 61, 63, 64] {
-        for (count, group) in [(1, 1), (3, 3), (7, 3), (20, 4), (33, 8)] {
-            let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 10.0).collect();
-            let inverses: Vec<f32> = (0..64).map(|_| random.float() + 1.0).collect();
-            let states: Vec<_> = (0..count)
-                .map(|i| if i % 3 == 0 { SoftmaxState::EMPTY } else { SoftmaxState { max: i as f32 - 4.0, sum: 3.0 } })
-                .collect();
-            let run = |k: &Kernels| {
-                let (mut scores, mut states) = (scores.clone(), states.clone());
-                let (mut steps, mut weights) = (vec![Step::default(); count], vec![-1; count * 64]);
-                k.softmax_rows(&mut scores, &inverses, valid, group, &mut states, &mut steps, &mut weights);
-                let states = states.iter().flat_map(|state| [state.max, state.sum]);
-                let steps = steps.iter().flat_map(|step| [step.max, step.keep, step.add]);
-                (weights, states.chain(steps).map(f32::to_bits).collect::<Vec<_>>())
-            };
-            for kernels in Kernels::available() {
-                let got = run(&kernels);
-                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid} {count} {group}");
-                let (weights, numbers) = got;
-                for (row, weights) in weights.chunks(64).enumerate() {
-                    let seen = (valid + row / group).min(64);
-                    assert!(weights[seen..].iter().all(|&weight| weight == 0));
-                    assert_eq!(weights.iter().max(), Some(&if seen > 0 { ONE as i16 } else { 0 }));
-                }
-                assert!(numbers.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
-            }
         }
     }
 }

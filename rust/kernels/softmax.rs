@@ -1,0 +1,160 @@
+//! The softmax of attention, over blocks of positions, and what is decided by its scores.
+//!
+//! Written as [`super::vector`] is: once over 16 lanes, with the same bits from every instruction set.
+
+use super::fixed::{Step, ONE};
+use super::vector::{exp_to_one, largest_lane, rounded, sum_of_lanes, LANES};
+
+/// Scores in a row of a block.
+const BLOCK: usize = 64;
+
+/// Running state of a softmax over blocks of positions (Milakov and Gimelshein, 2018).
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Zeroable)]
+pub struct SoftmaxState {
+    /// Largest score so far.
+    pub max: f32,
+    /// Sum of `exp(score - max)` so far.
+    pub sum: f32,
+}
+
+impl SoftmaxState {
+    /// Nothing seen yet.
+    pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// Rows of [`BLOCK`] scores to be turned into weights.
+///
+/// Scores are those of keys plus the logarithms of the scales of their values, so weights are ready to be multiplied with
+/// the values' quants; the sum of a state, without those scales, takes their `inverses`.
+pub struct Softmax<'a> {
+    /// Which rows.
+    pub rows: &'a [usize],
+    /// `[rows][64]`; of each row, those that it has not are overwritten.
+    pub scores: &'a mut [f32],
+    /// Inverses of the values' scales.
+    pub inverses: &'a [f32],
+    /// Row `i` has `valid + i / group` scores; the weights of the others are zero.
+    pub valid: usize,
+    /// Rows with as many scores.
+    pub group: usize,
+    /// What the rows have seen before.
+    pub states: &'a mut [SoftmaxState],
+    /// How the block is to be added, for each row.
+    pub steps: &'a mut [Step],
+    /// `[rows][64]`, `exp(score - max)` with the block's own maximum.
+    pub weights: &'a mut [i16],
+}
+
+/// Turns scores into weights, brings the states up to date and tells how the block is to be added.
+#[inline(always)]
+pub fn softmax_rows(task: Softmax<'_>) {
+    softmax_rows_with(task, largest_lane, sum_of_lanes);
+}
+
+/// [`softmax_rows`] with an instruction set's own `largest_lane` and `sum_of_lanes`.
+#[inline(always)]
+pub fn softmax_rows_with(
+    task: Softmax<'_>,
+    largest_lane: impl Fn([f32; LANES]) -> f32,
+    sum_of_lanes: impl Fn([f32; LANES]) -> f32,
+) {
+    let Softmax { rows, scores, inverses, valid, group, states, steps, weights } = task;
+    let (scores, _) = scores.as_chunks_mut::<BLOCK>();
+    // Three passes, so that the chains of one row's maximum, factors and sum do not wait for each other.
+    for &i in rows {
+        let (scores, state) = (&mut scores[i], &mut states[i]);
+        let valid = valid.saturating_add(i / group);
+        if valid < BLOCK {
+            scores[valid..].fill(f32::NEG_INFINITY);
+        }
+        // Not infinite, so that a row without scores gets weights of zero.
+        let mut lanes = [f32::MIN; LANES];
+        for chunk in scores.as_chunks::<LANES>().0 {
+            for (lane, &s) in lanes.iter_mut().zip(chunk) {
+                *lane = if s > *lane { s } else { *lane };
+            }
+        }
+        let max = largest_lane(lanes);
+        let all = if max > state.max { max } else { state.max };
+        steps[i] = Step { max, keep: state.max - all, add: max - all };
+        state.max = all;
+    }
+    for &i in rows {
+        steps[i].keep = exp_to_one(steps[i].keep);
+        steps[i].add = exp_to_one(steps[i].add);
+    }
+    let (inverses, _) = inverses.as_chunks::<LANES>();
+    let weights = weights.as_chunks_mut::<BLOCK>().0;
+    for &i in rows {
+        let (step, state) = (&steps[i], &mut states[i]);
+        let mut lanes = [0.0f32; LANES];
+        let chunks = scores[i].as_chunks::<LANES>().0.iter().zip(weights[i].as_chunks_mut::<LANES>().0);
+        for ((scores, weights), inverses) in chunks.zip(inverses) {
+            for i in 0..LANES {
+                let weight = exp_to_one(scores[i] - step.max);
+                lanes[i] = weight.mul_add(inverses[i], lanes[i]);
+                weights[i] = rounded(weight, ONE);
+            }
+        }
+        state.sum = state.sum.mul_add(step.keep, sum_of_lanes(lanes) * step.add);
+    }
+}
+
+/// Takes the rows of [`BLOCK`] scores off `rows` none of whose scores, less the `biases` that were added to its columns,
+/// is as high as its `least`.
+#[inline(always)]
+pub fn drop_low_rows(rows: &mut Vec<usize>, scores: &[f32], biases: &[f32], least: &[f32]) {
+    drop_low_rows_with(rows, scores, biases, least, largest_lane);
+}
+
+/// [`drop_low_rows`] with an instruction set's own `largest_lane`.
+#[inline(always)]
+pub fn drop_low_rows_with(
+    rows: &mut Vec<usize>,
+    scores: &[f32],
+    biases: &[f32],
+    least: &[f32],
+    largest_lane: impl Fn([f32; LANES]) -> f32,
+) {
+    let biases: &[[f32; LANES]; BLOCK / LANES] = biases.as_chunks().0.first_chunk().expect("a block of biases");
+    let scores = scores.as_chunks::<BLOCK>().0;
+    let mut kept = 0;
+    for i in 0..rows.len() {
+        let row = rows[i];
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for (scores, biases) in scores[row].as_chunks::<LANES>().0.iter().zip(biases) {
+            for ((lane, score), bias) in lanes.iter_mut().zip(scores).zip(biases) {
+                let score = score - bias;
+                *lane = if score > *lane { score } else { *lane };
+            }
+        }
+        // Without a branch, which could not be foreseen.
+        rows[kept] = row;
+        kept += usize::from(largest_lane(lanes) >= least[row]);
+    }
+    rows.truncate(kept);
+}
+
+/// Adds to rows of sums, and to the states of their softmax, what others hold for later positions.
+#[inline(always)]
+pub fn merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]) {
+    let width = sums.len() / states.len();
+    let rows = sums.chunks_exact_mut(width).zip(other_sums.chunks_exact(width));
+    for ((state, other), (sums, other_sums)) in states.iter_mut().zip(others).zip(rows) {
+        if other.sum == 0.0 {
+            continue;
+        }
+        // One of the factors is exp(0).
+        let (max, factor, other_factor) = match other.max > state.max {
+            true => (other.max, exp_to_one(state.max - other.max), 1.0),
+            false => (state.max, 1.0, exp_to_one(other.max - state.max)),
+        };
+        for (sum, &other) in sums.iter_mut().zip(other_sums) {
+            *sum = (*sum).mul_add(factor, other * other_factor);
+        }
+        *state = SoftmaxState { max, sum: state.sum.mul_add(factor, other.sum * other_factor) };
+    }
+}
+
+#[cfg(test)]
+mod tests;

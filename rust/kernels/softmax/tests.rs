@@ -1,0 +1,69 @@
+//! The softmax of every instruction set against the specification.
+
+use super::{Softmax, SoftmaxState};
+use crate::kernels::fixed::{Step, ONE};
+use crate::kernels::tests::Random;
+use crate::kernels::Kernels;
+
+#[test]
+fn the_softmax_has_the_bits_of_the_specification() {
+    let mut random = Random::new(11);
+    for valid in [0, 1, 2, 15, 16, 17, 61, 63, 64] {
+        for (count, group) in [(1, 1), (3, 3), (7, 3), (20, 4), (33, 8)] {
+            let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 10.0).collect();
+            let inverses: Vec<f32> = (0..64).map(|_| random.float() + 1.0).collect();
+            let rows: Vec<usize> = (0..count).collect();
+            let states: Vec<_> = (0..count)
+                .map(|i| if i % 3 == 0 { SoftmaxState::EMPTY } else { SoftmaxState { max: i as f32 - 4.0, sum: 3.0 } })
+                .collect();
+            let run = |k: &Kernels| {
+                let (mut scores, mut states) = (scores.clone(), states.clone());
+                let (mut steps, mut weights) = (vec![Step::default(); count], vec![-1; count * 64]);
+                k.softmax_rows(Softmax {
+                    rows: &rows,
+                    scores: &mut scores,
+                    inverses: &inverses,
+                    valid,
+                    group,
+                    states: &mut states,
+                    steps: &mut steps,
+                    weights: &mut weights,
+                });
+                let states = states.iter().flat_map(|state| [state.max, state.sum]);
+                let steps = steps.iter().flat_map(|step| [step.max, step.keep, step.add]);
+                (weights, states.chain(steps).map(f32::to_bits).collect::<Vec<_>>())
+            };
+            for kernels in Kernels::available() {
+                let got = run(&kernels);
+                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid} {count} {group}");
+                let (weights, numbers) = got;
+                for (row, weights) in weights.chunks(64).enumerate() {
+                    let seen = (valid + row / group).min(64);
+                    assert!(weights[seen..].iter().all(|&weight| weight == 0));
+                    assert_eq!(weights.iter().max(), Some(&if seen > 0 { ONE as i16 } else { 0 }));
+                }
+                assert!(numbers.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_with_low_scores_are_dropped() {
+    let mut random = Random::new(12);
+    let scores: Vec<f32> = (0..40 * 64).map(|_| random.float() * 10.0).collect();
+    let biases: Vec<f32> = (0..64).map(|_| random.float() * 5.0).collect();
+    let highest = |row: usize| {
+        let unbiased = scores[row * 64..][..64].iter().zip(&biases).map(|(score, bias)| score - bias);
+        unbiased.fold(f32::NEG_INFINITY, f32::max)
+    };
+    for kernels in Kernels::available() {
+        let mut rows: Vec<usize> = (0..40).rev().filter(|row| row % 5 != 0).collect();
+        // Just high enough, a little too low, no limit, one that is no number.
+        let least: Vec<f32> =
+            (0..40).map(|row| [highest(row), highest(row).next_up(), f32::NEG_INFINITY, f32::NAN][row % 4]).collect();
+        let expected: Vec<usize> = rows.iter().copied().filter(|row| row % 4 % 2 == 0).collect();
+        kernels.drop_low_rows(&mut rows, &scores, &biases, &least);
+        assert_eq!(rows, expected, "{kernels:?}");
+    }
+}

@@ -79,8 +79,10 @@ pub struct Workspace {
     segment: Accumulator,
     scores: Vec<f32>,
     weighing: Weighing,
-    /// All queries, and those that attend to a block.
-    queries: [Vec<usize>; 2],
+    /// Indices of all queries.
+    all: Vec<usize>,
+    /// Those that attend to a block.
+    some: Vec<usize>,
 }
 
 /// What turning scores into weights gives.
@@ -93,11 +95,11 @@ pub struct Weighing {
 }
 
 impl Weighing {
-    /// Weighs the keys of a block for the queries `rows` by their scores, `[queries][64]`; see [`Softmax`].
+    /// Weighs the keys of a block for the queries at `indices` by their scores, `[queries][64]`; see [`Softmax`].
     pub fn weigh(
         &mut self,
         kernels: &Kernels,
-        rows: &[usize],
+        indices: &[usize],
         scores: &mut [f32],
         inverses: &[f32],
         [valid, group]: [usize; 2],
@@ -106,7 +108,7 @@ impl Weighing {
         self.steps.resize(states.len(), Step::default());
         self.weights.resize(states.len() * PAGE, 0);
         let Self { steps, weights } = self;
-        kernels.softmax_rows(Softmax { rows, scores, inverses, valid, group, states, steps, weights });
+        kernels.softmax_rows(Softmax { rows: indices, scores, inverses, valid, group, states, steps, weights });
     }
 }
 
@@ -117,8 +119,7 @@ pub struct Kept {
     /// `[blocks][queries]`.
     flags: Vec<bool>,
     /// What a block's best key must score for a query to keep the block once it is scored; empty if anything will do.
-    /// The unit's own block, the last one, is kept in any case.
-    pub least_scores: Vec<f32>,
+    least_scores: Vec<f32>,
 }
 
 impl Kept {
@@ -128,6 +129,11 @@ impl Kept {
         self.flags.clear();
         self.flags.resize(blocks * queries, false);
         self.least_scores.clear();
+    }
+
+    /// Lets every query give up the blocks, but for the last, whose keys all score less than its `least_scores`.
+    pub fn judge(&mut self, least_scores: impl Iterator<Item = f32>) {
+        self.least_scores.extend(least_scores);
     }
 
     /// Whether all queries attend to `block`, whatever they score.
@@ -184,21 +190,21 @@ impl Accumulator {
         kernels.merge(&mut self.states, &mut self.out, states, out);
     }
 
-    /// Adds 64 values for the queries `rows` by their scores, `[queries][64]`, to which the logarithms of the values' scales
+    /// Adds 64 values for the queries at `indices` by their scores, `[queries][64]`, to which the logarithms of the values' scales
     /// were added. The first query row sees `valid` of them, each later row one more; those beyond what the last row sees
     /// are left out. `weighing` is memory to work in.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,
-        rows: &[usize],
+        indices: &[usize],
         scores: &mut [f32],
         values: Values<'_>,
         valid: usize,
         weighing: &mut Weighing,
     ) {
         let Unit { kernels, group, width, .. } = *unit;
-        weighing.weigh(kernels, rows, scores, values.inverses, [valid, group], &mut self.states);
-        let (shape, quants) = (Shape::new(rows, PAGE, width), &values.quants[..seen(valid, unit) * width]);
+        weighing.weigh(kernels, indices, scores, values.inverses, [valid, group], &mut self.states);
+        let (shape, quants) = (Shape::new(indices, PAGE, width), &values.quants[..seen(valid, unit) * width]);
         let output = Output::Sums(&weighing.steps);
         kernels.multiply(shape, &weighing.weights, quants, output, values.later, &mut self.out);
     }
@@ -219,7 +225,7 @@ impl Accumulator {
 }
 
 impl Unit<'_> {
-    /// Most rows of a unit for `group` heads of `width` values: a power of two, which cuts a block evenly.
+    /// Most rows of an exact unit for `group` heads of `width` values: a power of two, which cuts a block evenly.
     ///
     /// Performance note: queries, scores and weights of 64 share the first-level cache with a block, and attend 4 to 6 %
     /// faster than 128. Blocks of wider heads fill it alone, so that more queries for each gain 6 %.
@@ -293,7 +299,7 @@ impl Unit<'_> {
         mut kept: Option<&mut Kept>,
         work: &'w mut Workspace,
     ) -> &'w Accumulator {
-        let Workspace { segment: acc, scores, weighing, queries: [all, some] } = work;
+        let Workspace { segment: acc, scores, weighing, all, some } = work;
         acc.clear(self.queries(), self.width);
         scores.resize(self.queries() * PAGE, 0.0);
         all.clear();
@@ -304,7 +310,7 @@ impl Unit<'_> {
             let [keys, values] = later.map_or([&[][..]; 2], |later| [later.keys, later.values]);
             let valid = PAGE.min(self.position + 1 - block * PAGE);
             let own = self.block(&self.pages[block]);
-            let rows = match kept.as_deref_mut().filter(|kept| !kept.is_whole(block)) {
+            let indices = match kept.as_deref_mut().filter(|kept| !kept.is_whole(block)) {
                 None => {
                     self.score(all, queries, own, keys, valid, scores);
                     &*all
@@ -321,24 +327,24 @@ impl Unit<'_> {
                 }
             };
             let values = Values { quants: own.values, inverses: own.value_inverses, later: values };
-            acc.add_weighted(self, rows, scores, values, valid, weighing);
+            acc.add_weighted(self, indices, scores, values, valid, weighing);
         }
         acc
     }
 
-    /// Multiplies the queries `rows` with the keys of a block, `[queries][64]`, and adds the logarithms of the values'
+    /// Multiplies the queries at `indices` with the keys of a block, `[queries][64]`, and adds the logarithms of the values'
     /// scales. The first query row sees `valid` positions, as in [`Accumulator::add_weighted`]; `later` are keys that will
     /// be read soon.
     fn score(
         &self,
-        rows: &[usize],
+        indices: &[usize],
         queries: &FixedRows,
         block: Block<'_>,
         later: &[i16],
         valid: usize,
         scores: &mut [f32],
     ) {
-        let shape = Shape { wanted: seen(valid, self), ..Shape::new(rows, self.width, PAGE) };
+        let shape = Shape { wanted: seen(valid, self), ..Shape::new(indices, self.width, PAGE) };
         let output =
             Output::Scores { rows: &queries.scales, columns: block.key_scales, biases: block.value_logarithms };
         self.kernels.multiply(shape, &queries.quants, block.keys, output, later, scores);

@@ -71,7 +71,7 @@ pub struct Block<'a> {
     pub values: &'a [i16],
     /// Scales of the keys.
     pub key_scales: &'a [f32],
-    /// Natural logarithms of the values' scales.
+    /// Logarithms of the values' scales, to base 2.
     pub value_logarithms: &'a [f32],
     /// Inverses of the values' scales.
     pub value_inverses: &'a [f32],
@@ -182,7 +182,7 @@ impl Page {
     pub fn store_value(&self, layer: usize, head: usize, position: usize, value: &[i16], scale: f32) {
         let [_, values, floats] = self.parts(layer, head);
         put_value(bytemuck::cast_slice_mut(self.data.write(values)), position, value);
-        self.store_float(floats.start + PAGE + position, scale.ln());
+        self.store_float(floats.start + PAGE + position, scale.log2());
         self.store_float(floats.start + 2 * PAGE + position, 1.0 / scale);
     }
 

@@ -7,7 +7,7 @@ mod selection;
 #[cfg(test)]
 mod tests;
 
-pub use selection::{Selection, EVERY_BLOCK};
+pub use selection::Selection;
 
 use crate::attention::{Kept, Queries, Unit};
 use crate::cache::PAGE;
@@ -36,11 +36,11 @@ pub enum Pattern {
         alpha: f32,
         /// How far above the mean key the highest is thought to score, in standard deviations.
         spread: f32,
-        /// Least weight of a block's highest key once it is known, likewise.
+        /// Least weight of a block's highest key once it is known, likewise; 0 for any.
         least: f32,
-        /// Blocks at the beginning that are always kept.
+        /// Blocks at the beginning that are always scored.
         sink: usize,
-        /// Blocks before the query's own that are always kept.
+        /// Blocks before the query's own that are always scored.
         window: usize,
         /// Whether the means of the other blocks stand in for them.
         correct: bool,
@@ -127,7 +127,7 @@ pub struct Prompt {
     pub counts: Option<Arc<Counts>>,
 }
 
-/// How many queries kept which block, `[layers][blocks of queries][blocks of keys]`.
+/// For how many queries which block's values counted, `[layers][blocks of queries][blocks of keys]`.
 pub struct Counts {
     blocks: usize,
     counts: Vec<AtomicU32>,
@@ -208,14 +208,16 @@ impl Prompt {
 impl Pattern {
     /// What `attention="auto"` stands for.
     pub fn auto() -> Self {
-        let by_means =
-            |spread| Self::BlockMean { alpha: 0.004, spread, least: 0.0005, sink: 1, window: 4, correct: true }.into();
+        let by_means = |[alpha, spread]: [f32; 2]| {
+            Self::BlockMean { alpha, spread, least: 0.0005, sink: 1, window: 4, correct: true }.into()
+        };
         // The first layers look around widely, and all the others build on what they make of it.
-        let [early, late] = [EVERY_BLOCK, 3.0].map(by_means);
+        let [early, late] = [[0.0005, 4.0], [0.004, 3.0]].map(by_means);
         Self::DenseBelow(4096, Self::LayerSplit { first: Layers::Share(0.4), early, late }.into())
     }
 
-    /// Whether every query of block `own` keeps `block`, whatever its values; for patterns that wrap no other.
+    /// Whether every query of block `own` keeps `block`, until it is scored, whatever its values; for patterns that wrap no
+    /// other.
     pub fn always_keeps(&self, own: usize, block: usize) -> bool {
         match self {
             Self::Window { sink, window, .. }

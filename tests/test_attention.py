@@ -43,7 +43,7 @@ PATTERNS = [
     Custom(EVERY_OTHER),
     BlockMean(alpha=0.5, spread=0.5, sink=64, window=64),
     BlockMean(alpha=0.9, sink=0, window=64, correct=False),
-    BlockMean(spread=8.0, least=0.01, window=64),
+    BlockMean(alpha=1e-30, least=0.01, window=64),
     BlockMean(alpha=0.01, spread=1.0, least=0.02, window=64, correct=False),
     Antidiagonal(tau=0.5, window=64),
     Antidiagonal(stride=64, tau=0.7, sink=0, window=64),
@@ -51,7 +51,9 @@ PATTERNS = [
     DenseBelow(192, BlockMean(alpha=0.5, window=64)),
     DenseLayers(1, 0, SinkWindow(window=64)),
     DenseLayers(0.4, 0, SinkWindow(window=64)),
-    LayerSplit(1, BlockMean(spread=8.0, least=0.01), SinkWindow(window=64)),
+    LayerSplit(1, SinkWindow(window=64), SinkWindowLog(window=64)),
+    # As "auto", for a short prompt.
+    DenseBelow(192, LayerSplit(0.4, BlockMean(alpha=1e-30, least=0.01), BlockMean(least=0.02))),
 ]
 DYNAMIC = ("BlockMean", "Antidiagonal")
 STATIC = [pattern for pattern in PATTERNS if not any(kind in repr(pattern) for kind in DYNAMIC)]
@@ -95,7 +97,7 @@ def test_a_pattern_changes_what_it_leaves_out(
         Custom(np.ones((1, 1), dtype=bool)),
         BlockMean(alpha=1e-30, least=0),
         BlockMean(alpha=0.9, least=0, window=640),
-        BlockMean(spread=8, least=1e-30),
+        BlockMean(alpha=1e-30, least=1e-30),
         Antidiagonal(tau=0.1, window=640),
         Antidiagonal(stride=1, tau=0.9999998),
         DenseBelow(640, SinkWindow(window=64)),
@@ -103,7 +105,7 @@ def test_a_pattern_changes_what_it_leaves_out(
         DenseLayers(2, 0, SinkWindow(window=64)),
         DenseLayers(1, 1, SinkWindow(window=64)),
         DenseLayers(0.4, 0.6, SinkWindow(window=64)),
-        LayerSplit(1, SinkWindow(window=640), BlockMean(spread=8, least=0)),
+        LayerSplit(1, SinkWindow(window=640), BlockMean(alpha=1e-30, least=0)),
         DenseTail(601, SinkWindow(window=64)),
         "auto",
         "dense",
@@ -114,6 +116,22 @@ def test_a_pattern_that_keeps_everything_is_exact(
     model: Model, tokens: list[int], everything: Attention
 ) -> None:
     assert_same_bits(sparse(model, tokens, everything), cold(model, tokens))
+
+
+def test_means_stand_in_for_what_scores_too_low(model: Model, tokens: list[int]) -> None:
+    with_means, without = (
+        sparse(model, tokens, BlockMean(alpha=1e-30, least=0.01, correct=correct))
+        for correct in (True, False)
+    )
+    assert not np.array_equal(with_means, without)
+
+
+def test_patterns_that_hold_too_many_are_refused() -> None:
+    pattern: specrs.attention.Pattern = SinkWindow()
+    for _ in range(40):
+        pattern = LayerSplit(1, pattern, pattern)
+    with pytest.raises(ValueError, match="nest fewer"):
+        repr(pattern)
 
 
 def test_dense_below_is_exact_up_to_there(model: Model, tokens: list[int]) -> None:
@@ -279,7 +297,8 @@ def test_the_candle_engine_masks_the_same_positions(
 
 def test_the_candle_engine_refuses_what_it_cannot_run(tiny: Callable[..., Path]) -> None:
     llm = specrs.Llama(tiny(quant="F32", n_ctx=N_CTX), device="candle-cpu")
-    for attention in ("auto", BlockMean(), DenseBelow(64, BlockMean()), Antidiagonal()):
+    half = LayerSplit(1, SinkWindow(), BlockMean())
+    for attention in ("auto", BlockMean(), DenseBelow(64, BlockMean()), half, Antidiagonal()):
         with pytest.raises(ValueError, match=r"(BlockMean|Antidiagonal).*cpu"):
             llm.generate([1, 2, 3], attention=attention)
         with pytest.raises(ValueError, match=r"(BlockMean|Antidiagonal).*cpu"):
@@ -389,8 +408,8 @@ def test_patterns_print_as_they_are_made() -> None:
         Antidiagonal(stride=16),
         BlockMean(),
         BlockMean(alpha=0.1, correct=False),
-        BlockMean(spread=8.0, least=0),
-        LayerSplit(0.4, BlockMean(spread=8.0), SinkWindow()),
+        BlockMean(least=0),
+        LayerSplit(0.4, BlockMean(spread=4.0), SinkWindow()),
     ):
         assert eval(repr(simple)) == simple
     assert Custom(np.tri(3, dtype=bool)) == Custom(np.tri(3, dtype=bool))

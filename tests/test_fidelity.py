@@ -33,7 +33,13 @@ def test_a_pattern_that_keeps_everything_differs_nowhere(llm: specrs.Llama) -> N
 
 
 @pytest.mark.parametrize(
-    "inner", [BlockMean(alpha=0.9), Antidiagonal(tau=0.1, window=64)], ids=repr
+    "inner",
+    [
+        BlockMean(alpha=0.9, least=0),
+        BlockMean(alpha=1e-30, least=0.01),
+        Antidiagonal(tau=0.1, window=64),
+    ],
+    ids=repr,
 )
 def test_a_report_tells_where_and_how_much_differs(
     llm: specrs.Llama, inner: specrs.attention.Pattern

@@ -54,7 +54,8 @@ class Report:
     Attributes:
         attention: The pattern as it prints.
         buckets: Fidelity by position; the first of them starts at 0.
-        kept: Share of queries that looked at a block, [layers, blocks, blocks], query block first.
+        kept: Share of queries for which a block's values counted, [layers, blocks, blocks], query
+            block first.
         dense_seconds: Time of the exact prefill.
         sparse_seconds: Time of the sparse one.
         dense_tokens: First greedy tokens after the exact prefill.
@@ -71,7 +72,7 @@ class Report:
 
     @property
     def density(self) -> list[float]:
-        """Share of all blocks up to the diagonal that was looked at, by layer."""
+        """Share of all blocks up to the diagonal whose values counted, by layer."""
         blocks = self.kept.shape[1]
         return [float(layer.sum()) / (blocks * (blocks + 1) / 2) for layer in self.kept]
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 BLOCK = 64
 """Positions in a block."""
 
+# Characters of what prints: patterns that hold one pattern twice grow fast.
+_LONGEST = 2000
+
 
 class Pattern:
     """A choice of blocks; every query looks at its own block whatever the pattern says.
@@ -26,7 +29,10 @@ class Pattern:
     @cached_property
     def native(self) -> _Native:
         """The engine's own form."""
-        return self._build()
+        native = self._build()
+        if len(repr(native)) > _LONGEST:
+            raise ValueError(f"{type(self).__name__} wraps too many patterns; nest fewer of them")
+        return native
 
     def _build(self) -> _Native:
         raise NotImplementedError(f"{type(self).__name__} is not a pattern by itself")
@@ -75,17 +81,17 @@ class BlockMean(Pattern):
 
     Blocks are judged twice. First by the mean of their keys, as in FlashPrefill, and by how far the
     keys spread around it: one key that fits well is not seen in the mean of 64. Those that may
-    matter are scored, and their values are looked at where the best score is high enough (after
-    BLASST, Yuan et al., 2025), which saves more than half of the work where it is not.
+    matter are scored, and their values count where the best score is high enough (after SpargeAttn,
+    Zhang et al., 2025, and BLASST, Yuan et al., 2025), which saves more than half of the work where
+    it is not.
 
     Args:
         alpha: Score a block if its best key is thought to weigh at least this part of all keys;
             between 0 and 1. Less keeps more.
         spread: How far above the mean key the best one is thought to score, in standard deviations
-            of the block's scores; at most 8, at which every block is scored, since no key of 64
-            exceeds it. More keeps more.
-        least: Keep a scored block if its best key weighs at least this part of all keys, as far as
-            is known before all are scored; below 1, 0 keeps all that are scored.
+            of the block's scores; at most 8, which no key of 64 exceeds. More keeps more.
+        least: Keep a scored block if its best key weighs at least this part of what all keys are
+            thought to weigh; below 1, and 0 keeps all that are scored. Less keeps more.
         sink: Positions at the beginning that are always scored, a multiple of 64.
         window: Positions before the query's own block that are always scored, a multiple of 64.
         correct: Let the mean key and value of every block left out stand in for its positions.

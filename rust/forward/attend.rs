@@ -56,7 +56,7 @@ impl AttentionPlan {
         // split, every worker needs several.
         let most = Unit::rows(config.n_head / config.n_head_kv, config.head_dim);
         let even = (rows.len() * config.n_head_kv).div_ceil(PIECES * workers);
-        // Where not all queries look at a block, more of them share the reading and judging of it (4 % faster).
+        // Where not all queries look at a block, twice as many share the reading and judging of it (4 % faster).
         let most = if dense { most } else { even.clamp(1, PAGE.min(2 * most)) };
         let mut units: Vec<Range<usize>> = Vec::new();
         for (i, row) in rows.iter().enumerate() {
@@ -230,7 +230,8 @@ impl Pass {
     /// Puts the queries of a unit, scaled and rotated, into `local.queries`.
     fn put_queries(&self, unit: &Unit<'_>, index: usize, local: &mut Local) {
         let Decoder { config, kernels, .. } = &*self.decoder;
-        let scale = 1.0 / (config.head_dim as f32).sqrt();
+        // Scores are logarithms to base 2.
+        let scale = std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt();
         local.queries.clear();
         for row in self.attention.units[index].clone() {
             for i in 0..unit.group {

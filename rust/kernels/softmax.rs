@@ -1,9 +1,9 @@
 //! The softmax of attention, over blocks of positions, and what is decided by its scores.
 //!
-//! Written as [`super::vector`] is: once over 16 lanes, with the same bits from every instruction set.
+//! Scores are logarithms to base 2, whose powers take fewer steps. Written as [`super::vector`] is: once over 16 lanes, with the same bits from every instruction set.
 
 use super::fixed::{Step, ONE};
-use super::vector::{exp_to_one, largest_lane, rounded, sum_of_lanes, LANES};
+use super::vector::{exp2_to_one, largest_lane, rounded, sum_of_lanes, LANES};
 
 /// Scores in a row of a block.
 const BLOCK: usize = 64;
@@ -13,7 +13,7 @@ const BLOCK: usize = 64;
 pub struct SoftmaxState {
     /// Largest score so far.
     pub max: f32,
-    /// Sum of `exp(score - max)` so far.
+    /// Sum of `2^(score - max)` so far.
     pub sum: f32,
 }
 
@@ -41,7 +41,7 @@ pub struct Softmax<'a> {
     pub states: &'a mut [SoftmaxState],
     /// How the block is to be added, for each row.
     pub steps: &'a mut [Step],
-    /// `[rows][64]`, `exp(score - max)` with the block's own maximum.
+    /// `[rows][64]`, `2^(score - max)` with the block's own maximum.
     pub weights: &'a mut [i16],
 }
 
@@ -80,8 +80,8 @@ pub fn softmax_rows_with(
         state.max = all;
     }
     for &i in rows {
-        steps[i].keep = exp_to_one(steps[i].keep);
-        steps[i].add = exp_to_one(steps[i].add);
+        steps[i].keep = exp2_to_one(steps[i].keep);
+        steps[i].add = exp2_to_one(steps[i].add);
     }
     let (inverses, _) = inverses.as_chunks::<LANES>();
     let weights = weights.as_chunks_mut::<BLOCK>().0;
@@ -90,10 +90,10 @@ pub fn softmax_rows_with(
         let mut lanes = [0.0f32; LANES];
         let chunks = scores[i].as_chunks::<LANES>().0.iter().zip(weights[i].as_chunks_mut::<LANES>().0);
         for ((scores, weights), inverses) in chunks.zip(inverses) {
-            for i in 0..LANES {
-                let weight = exp_to_one(scores[i] - step.max);
-                lanes[i] = weight.mul_add(inverses[i], lanes[i]);
-                weights[i] = rounded(weight, ONE);
+            for lane in 0..LANES {
+                let weight = exp2_to_one(scores[lane] - step.max);
+                lanes[lane] = weight.mul_add(inverses[lane], lanes[lane]);
+                weights[lane] = rounded(weight, ONE);
             }
         }
         state.sum = state.sum.mul_add(step.keep, sum_of_lanes(lanes) * step.add);
@@ -101,7 +101,7 @@ pub fn softmax_rows_with(
 }
 
 /// Takes the rows of [`BLOCK`] scores off `rows` none of whose scores, less the `biases` that were added to its columns,
-/// is as high as its `least`.
+/// is as high as its `least`. Rows stay whose `least` is no number.
 #[inline(always)]
 pub fn drop_low_rows(rows: &mut Vec<usize>, scores: &[f32], biases: &[f32], least: &[f32]) {
     drop_low_rows_with(rows, scores, biases, least, largest_lane);
@@ -130,7 +130,7 @@ pub fn drop_low_rows_with(
         }
         // Without a branch, which could not be foreseen.
         rows[kept] = row;
-        kept += usize::from(largest_lane(lanes) >= least[row]);
+        kept += usize::from(least[row].is_nan() | (largest_lane(lanes) >= least[row]));
     }
     rows.truncate(kept);
 }
@@ -144,10 +144,10 @@ pub fn merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxSta
         if other.sum == 0.0 {
             continue;
         }
-        // One of the factors is exp(0).
+        // One of the factors is 2^0.
         let (max, factor, other_factor) = match other.max > state.max {
-            true => (other.max, exp_to_one(state.max - other.max), 1.0),
-            false => (state.max, 1.0, exp_to_one(other.max - state.max)),
+            true => (other.max, exp2_to_one(state.max - other.max), 1.0),
+            false => (state.max, 1.0, exp2_to_one(other.max - state.max)),
         };
         for (sum, &other) in sums.iter_mut().zip(other_sums) {
             *sum = (*sum).mul_add(factor, other * other_factor);

@@ -9,10 +9,6 @@ use crate::kernels::softmax::SoftmaxState;
 const ZEROS: [f32; PAGE] = [0.0; PAGE];
 const ONES: [f32; PAGE] = [1.0; PAGE];
 
-/// No key of a block scores so many standard deviations above their mean: the highest of 64 numbers is at most
-/// `sqrt(63)` above.
-pub const EVERY_BLOCK: f32 = 8.0;
-
 /// What a unit attends to, and memory that calls reuse.
 #[derive(Default)]
 pub struct Selection {
@@ -30,7 +26,10 @@ pub struct Selection {
     /// All queries, and some of them.
     all: Vec<usize>,
     some: Vec<usize>,
-    weights: Vec<f32>,
+    /// Scores to be weighed.
+    scratch: Vec<f32>,
+    /// What the bound of a block must reach, for each query.
+    thresholds: Vec<f32>,
     weighing: Weighing,
     sample: Sample,
 }
@@ -84,7 +83,8 @@ impl Selection {
     }
 
     /// Keeps the blocks whose best key is thought to weigh at least `alpha` of all keys, if it scores `spread` standard
-    /// deviations above the mean: all if that is [`EVERY_BLOCK`]. Once scored, the best must weigh at least `least`.
+    /// deviations above the mean. Once scored, the best must weigh at least `least`. What all keys weigh is thought to be
+    /// what the first block and the means of the others do.
     pub(super) fn keep_by_means(
         &mut self,
         unit: &Unit<'_>,
@@ -103,15 +103,12 @@ impl Selection {
         self.scores.resize(length, 0.0);
         multiply_statistics(unit, &self.all, &queries.fixed, 0, &mut self.keys, &mut self.scores);
         self.weigh_all(unit, queries);
-        let states = &self.sample.states;
+        let shares = |share: f32| self.sample.states.iter().map(move |all| all.max + (share * all.sum).log2());
         if least > 0.0 {
-            self.kept.least_scores.extend(states.iter().map(|all| all.max + (least * all.sum).ln()));
+            self.kept.judge(shares(least));
         }
-        if spread >= EVERY_BLOCK {
-            return self.keep(own, |_| true);
-        }
-        self.weights.clear();
-        self.weights.extend(states.iter().map(|all| all.max + (alpha * all.sum).ln()));
+        self.thresholds.clear();
+        self.thresholds.extend(shares(alpha));
         self.squares.clear();
         for query in queries.floats.chunks_exact(unit.width) {
             let squares: Vec<f32> = query.iter().map(|x| x * x).collect();
@@ -125,8 +122,10 @@ impl Selection {
         }
         for block in (0..own).filter(|&block| !always(block)) {
             let bounds = self.spreads[block / PAGE * count * PAGE + block % PAGE..].iter().step_by(PAGE);
-            for ((kept, &least), &bound) in self.kept.block_mut(block).iter_mut().zip(&self.weights).zip(bounds) {
-                *kept = bound >= least;
+            for ((kept, &threshold), &bound) in self.kept.block_mut(block).iter_mut().zip(&self.thresholds).zip(bounds)
+            {
+                // What is no number is not left out.
+                *kept = threshold.is_nan() | (bound >= threshold);
             }
         }
     }
@@ -134,20 +133,23 @@ impl Selection {
     /// Estimates what all keys weigh for each query: the first block exactly, the others by their means.
     fn weigh_all(&mut self, unit: &Unit<'_>, queries: &Queries) {
         let count = unit.queries();
-        let Self { all, scores, weights, weighing, sample, .. } = self;
+        let Self { all, scores, scratch, weighing, sample, .. } = self;
         sample.states.clear();
         sample.states.resize(count, SoftmaxState::EMPTY);
         for (chunk, scores) in scores.chunks_exact(count * PAGE).enumerate() {
-            weights.clear();
-            weights.extend_from_slice(scores);
+            scratch.clear();
+            scratch.extend_from_slice(scores);
+            if chunk == 0 {
+                scratch.iter_mut().step_by(PAGE).for_each(|first| *first = f32::NEG_INFINITY);
+            }
             let means = PAGE.min(unit.own_block() - chunk * PAGE);
-            weighing.weigh(unit.kernels, all, weights, &ONES, [means, usize::MAX], &mut sample.states);
+            weighing.weigh(unit.kernels, all, scratch, &ONES, [means, usize::MAX], &mut sample.states);
         }
         sample.states.iter_mut().for_each(|state| state.sum *= PAGE as f32);
         let block = unit.block(&unit.pages[0]);
-        weights.resize(count * PAGE, 0.0);
-        score(unit, all, &queries.fixed, block.keys, block.key_scales, weights);
-        weighing.weigh(unit.kernels, all, weights, &ONES, [PAGE, usize::MAX], &mut sample.states);
+        scratch.resize(count * PAGE, 0.0);
+        score(unit, all, &queries.fixed, block.keys, block.key_scales, scratch);
+        weighing.weigh(unit.kernels, all, scratch, &ONES, [PAGE, usize::MAX], &mut sample.states);
     }
 
     /// Keeps, for each query, the heaviest blocks until they hold the share `tau` of what every `stride`th key of all
@@ -260,7 +262,7 @@ impl Selection {
                 let means = unit.pages[block].statistics(unit.kernels, unit.layer, unit.head);
                 put_value(values, i, means.row(1));
                 inverses[i] = 1.0 / means.scales[1];
-                let bias = (PAGE as f32 * means.scales[1]).ln();
+                let bias = (PAGE as f32 * means.scales[1]).log2();
                 for (scores, &kept) in scores.chunks_exact_mut(PAGE).zip(kept.block(block)) {
                     scores[i] = if kept { f32::NEG_INFINITY } else { scores[i] + bias };
                 }
@@ -272,18 +274,18 @@ impl Selection {
     }
 }
 
-/// Multiplies the queries `rows` with 64 keys, `[queries][64]`.
-fn score(unit: &Unit<'_>, rows: &[usize], queries: &FixedRows, keys: &[i16], scales: &[f32], out: &mut [f32]) {
+/// Multiplies the queries at `indices` with 64 keys, `[queries][64]`.
+fn score(unit: &Unit<'_>, indices: &[usize], queries: &FixedRows, keys: &[i16], scales: &[f32], out: &mut [f32]) {
     let output = Output::Scores { rows: &queries.scales, columns: scales, biases: &ZEROS };
-    let shape = Shape::new(rows, unit.width, PAGE);
+    let shape = Shape::new(indices, unit.width, PAGE);
     unit.kernels.multiply(shape, &queries.quants, keys, output, &[], out);
 }
 
-/// Multiplies all queries, `rows`, with one of the statistics of all blocks before the unit's own, `[chunks of 64
+/// Multiplies `all` queries with one of the statistics of all blocks before the unit's own, `[chunks of 64
 /// blocks][queries][64]`.
 fn multiply_statistics(
     unit: &Unit<'_>,
-    rows: &[usize],
+    all: &[usize],
     queries: &FixedRows,
     which: usize,
     keys: &mut Keys,
@@ -296,6 +298,6 @@ fn multiply_statistics(
             put_key(&mut keys.quants, i, statistics.row(which));
             keys.scales[i] = statistics.scales[which];
         }
-        score(unit, rows, queries, &keys.quants, &keys.scales, out);
+        score(unit, all, queries, &keys.quants, &keys.scales, out);
     }
 }

@@ -1,7 +1,7 @@
 //! What patterns keep, on caches of random keys.
 
-use super::{Pattern, Prompt, Selection, EVERY_BLOCK};
-use crate::attention::{Queries, Unit};
+use super::{Layers, Pattern, Prompt, Selection};
+use crate::attention::{Accumulator, Queries, Unit, Workspace};
 use crate::cache::{CacheShape, KvCache, PAGE};
 use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
 use crate::kernels::tests::Random;
@@ -43,6 +43,8 @@ fn kept(kernels: &Kernels, cache: &KvCache, pattern: &Pattern, position: usize, 
     let prompt = Prompt { pattern: pattern.clone().into(), end: position + rows, counts: None };
     let mut selection = Selection::default();
     let selection = prompt.select(1, &unit, &queries, &mut selection).expect("nothing is dense");
+    // Some are given up only when they are scored.
+    unit.attend(&queries.fixed, Some(selection.kept_mut()), &mut Accumulator::default(), &mut Workspace::default());
     let kept = |query: usize| (0..=unit.own_block()).map(|block| selection.kept().block(block)[query]).collect();
     (0..unit.queries()).map(kept).collect()
 }
@@ -51,17 +53,31 @@ fn antidiagonal(stride: usize, tau: f32) -> Pattern {
     Pattern::Antidiagonal { stride, tau, sink: 1, window: 1 }
 }
 
-/// The softmax of a query over the sampled keys, summed by blocks, in double precision.
-fn masses(cache: &KvCache, stride: usize, position: usize, query: usize) -> Vec<f64> {
+/// A pattern that scores every block.
+fn by_scores(least: f32) -> Pattern {
+    Pattern::BlockMean { alpha: 0.0, spread: 0.0, least, sink: 0, window: 0, correct: true }
+}
+
+/// Scores of the keys that a query sees, in double precision.
+fn scores(cache: &KvCache, position: usize, query: usize) -> Vec<f64> {
     let queries = floats((position + 1) * GROUP * WIDTH, 2);
     let query = &queries[(position * GROUP + query) * WIDTH..][..WIDTH];
-    let mut masses = vec![0.0; position / PAGE + 1];
-    for key in (0..=position).filter(|key| (position + key + 1).is_multiple_of(stride)) {
+    let score = |key: usize| {
         let block = cache.pages()[key / PAGE].block(0, 0);
         let quant = |d: usize| f64::from(block.keys[(d / 2 * PAGE + key % PAGE) * 2 + d % 2]);
         let scale = f64::from(block.key_scales[key % PAGE]);
-        let score = (0..WIDTH).map(|d| f64::from(query[d]) * quant(d) * scale);
-        masses[key / PAGE] += score.sum::<f64>().exp();
+        (0..WIDTH).map(|d| f64::from(query[d]) * quant(d) * scale).sum()
+    };
+    (0..=position).map(score).collect()
+}
+
+/// The softmax of a query over the sampled keys, summed by blocks.
+fn masses(cache: &KvCache, stride: usize, position: usize, query: usize) -> Vec<f64> {
+    let mut masses = vec![0.0; position / PAGE + 1];
+    for (key, score) in scores(cache, position, query).into_iter().enumerate() {
+        if (position + key + 1).is_multiple_of(stride) {
+            masses[key / PAGE] += score.exp2();
+        }
     }
     let total: f64 = masses.iter().sum();
     masses.iter().map(|mass| mass / total).collect()
@@ -100,6 +116,7 @@ fn what_a_query_keeps_does_not_depend_on_its_company() {
         antidiagonal(8, 0.8),
         antidiagonal(64, 0.5),
         Pattern::BlockMean { alpha: 0.7, spread: 0.0, least: 0.0, sink: 1, window: 1, correct: true },
+        by_scores(0.01),
     ];
     for kernels in Kernels::available() {
         for pattern in &patterns {
@@ -114,21 +131,63 @@ fn what_a_query_keeps_does_not_depend_on_its_company() {
 }
 
 #[test]
-fn auto_scores_every_block_in_the_first_two_fifths_of_the_layers() {
+fn auto_keeps_more_in_the_first_two_fifths_of_the_layers() {
     let prompt = Prompt { pattern: Pattern::auto().into(), end: 8192, counts: None };
     for (n_layer, early) in [(30, 12), (22, 9), (16, 6), (12, 5), (6, 2), (2, 1), (1, 0)] {
-        let scores_all = |layer: &usize| {
+        let is_early = |layer: &usize| {
             let rule = prompt.rule(n_layer, *layer, 100).expect("sparse above 4096");
-            matches!(rule, Pattern::BlockMean { spread, .. } if *spread == EVERY_BLOCK)
+            matches!(rule, Pattern::BlockMean { spread, .. } if *spread == 4.0)
         };
-        assert_eq!((0..n_layer).take_while(scores_all).count(), early, "of {n_layer}");
-        assert_eq!((0..n_layer).filter(scores_all).count(), early, "of {n_layer}");
+        assert_eq!((0..n_layer).take_while(is_early).count(), early, "of {n_layer}");
+        assert_eq!((0..n_layer).filter(is_early).count(), early, "of {n_layer}");
         assert!((0..n_layer).all(|layer| prompt.rule(n_layer, layer, 63).is_none()), "exact below 4096");
     }
-    let blocks =
-        |spread| format!("BlockMean(alpha=0.004, spread={spread}, least=0.0005, sink=64, window=256, correct=True)");
-    let text = format!("DenseBelow(4096, LayerSplit(0.4, {}, {}))", blocks(8), blocks(3));
+    let blocks = |alpha, spread| {
+        format!("BlockMean(alpha={alpha}, spread={spread}, least=0.0005, sink=64, window=256, correct=True)")
+    };
+    let text = format!("DenseBelow(4096, LayerSplit(0.4, {}, {}))", blocks("0.0005", 4), blocks("0.004", 3));
     assert_eq!(prompt.pattern.to_string(), text);
+}
+
+#[test]
+fn blocks_are_given_up_whose_best_key_weighs_too_little() {
+    let (cache, least) = (cache(7 * PAGE), 0.01);
+    let mut given_up = [0; 2];
+    for kernels in Kernels::available() {
+        for (query, kept) in kept(&kernels, &cache, &by_scores(least), 6 * PAGE, 20).iter().enumerate() {
+            let scores = scores(&cache, 6 * PAGE + query / GROUP, query % GROUP);
+            let blocks: Vec<&[f64]> = scores.chunks(PAGE).collect();
+            // The first block as it is, the others by their means; the last one does not count.
+            let means = blocks[1..6].iter().map(|block| 64.0 * (block.iter().sum::<f64>() / 64.0).exp2());
+            let all = blocks[0].iter().map(|score| score.exp2()).sum::<f64>() + means.sum::<f64>();
+            for (block, scores) in blocks[..6].iter().enumerate() {
+                let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp2() / all;
+                if (best / f64::from(least) - 1.0).abs() > 0.01 {
+                    assert_eq!(kept[block], best > f64::from(least), "{kernels:?} {query} {block} {best}");
+                }
+                given_up[usize::from(kept[block])] += 1;
+            }
+            assert!(kept[6], "every query keeps its own block");
+        }
+    }
+    assert!(given_up.iter().all(|&blocks| blocks > 20), "{given_up:?}");
+}
+
+#[test]
+fn a_split_by_layers_is_what_its_parts_are() {
+    let window = || Pattern::Window { sink: 0, window: 1, log: false };
+    let below = |positions| Box::new(Pattern::DenseBelow(positions, window().into()));
+    let split = |early, late| Pattern::LayerSplit { first: Layers::Count(2), early, late };
+    for (early, late) in [(below(128), below(64)), (below(64), below(128))] {
+        assert_eq!(split(early, late).dense_below(), 64);
+    }
+    assert!(!split(below(64), below(64)).is_dynamic());
+    assert!(split(below(64), by_scores(0.1).into()).is_dynamic());
+    assert!(split(by_scores(0.1).into(), below(64)).is_dynamic());
+    let prompt = Prompt { pattern: split(below(0), by_scores(0.1).into()).into(), end: 640, counts: None };
+    for layer in 0..4 {
+        assert_eq!(prompt.rule(4, layer, 5), Some(&if layer < 2 { window() } else { by_scores(0.1) }));
+    }
 }
 
 #[test]

@@ -190,9 +190,9 @@ impl Accumulator {
         kernels.merge(&mut self.states, &mut self.out, states, out);
     }
 
-    /// Adds 64 values for the queries at `indices` by their scores, `[queries][64]`, to which the logarithms of the values' scales
-    /// were added. The first query row sees `valid` of them, each later row one more; those beyond what the last row sees
-    /// are left out. `weighing` is memory to work in.
+    /// Adds 64 values for the queries at `indices` by their scores, `[queries][64]`, to which the logarithms of the values'
+    /// scales were added. The first query row sees `valid` of them, each later row one more; those beyond what the last
+    /// row sees are left out. `weighing` is memory to work in.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,

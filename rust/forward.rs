@@ -114,8 +114,7 @@ impl Pass {
         let angles: Vec<f64> = rows.iter().flat_map(angle).collect();
         let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
 
-        let exact =
-            |row: &Row| prompts[row.sequence].as_ref().is_none_or(|prompt| row.position < prompt.pattern.dense_below());
+        let exact = |row: &Row| prompts[row.sequence].as_ref().is_none_or(|prompt| prompt.is_exact(row.position));
         let attention = AttentionPlan::new(config, rows, rows.iter().all(exact), workers);
         buffers.normed.reset(rows.len());
         buffers.attended.reset(rows.len());

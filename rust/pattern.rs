@@ -29,8 +29,8 @@ pub enum Pattern {
         /// Whether to keep distances that are powers of two.
         log: bool,
     },
-    /// The blocks with a key that may score high enough, for each query, judged by the mean and the spread of their
-    /// keys (after FlashPrefill).
+    /// The blocks with a key that scores high enough, for each query, of those that may have one, judged by the mean and
+    /// the spread of their keys (after FlashPrefill, and SpargeAttn for the first).
     BlockMean {
         /// Least weight of a block's highest key relative to all.
         alpha: f32,
@@ -180,6 +180,11 @@ impl Prompt {
                 | Pattern::Mask { .. } => return Some(pattern),
             }
         }
+    }
+
+    /// Whether the query at `position` is known to attend to everything in every layer, and none of it is counted.
+    pub fn is_exact(&self, position: usize) -> bool {
+        self.counts.is_none() && position < self.pattern.dense_below()
     }
 
     /// The blocks that the queries of `unit` keep, `None` for all.

@@ -32,6 +32,13 @@ def test_a_pattern_that_keeps_everything_differs_nowhere(llm: specrs.Llama) -> N
     assert [(bucket.start, bucket.stop) for bucket in report.buckets] == [(0, 512), (512, 700)]
 
 
+def test_what_is_exact_below_a_position_is_counted(llm: specrs.Llama) -> None:
+    # The last rows are few enough to be shared out by segments where nothing is counted.
+    report = compare(llm, random_ids(llm._model, 270), DenseBelow(512, BlockMean()), new_tokens=1)
+    assert report.density == [1.0, 1.0]
+    assert "nothing was left out" in str(report)
+
+
 @pytest.mark.parametrize(
     "inner",
     [

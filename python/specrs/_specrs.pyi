@@ -170,7 +170,8 @@ class Session:
             prompt_length: Positions of the session when the prompt is complete; None if it is after
                 this call.
             kept: Zeros of `kept_shape(len(tokens))`; for each layer, block of queries and block of
-                keys the number of queries that looked at it is added. On device "cpu" only.
+                keys the number of queries for which its values counted is added. On device "cpu"
+                only.
         """
     def kept_shape(self, length: int) -> tuple[int, int, int]:
         """The shape of `kept` for `length` more tokens."""

@@ -107,7 +107,7 @@ class Report:
         image = axes.imshow(self.kept.mean(0), vmin=0, vmax=1, cmap="viridis")
         axes.set(xlabel="block of keys", ylabel="block of queries")
         axes.set_title("\n".join(wrap(self.attention, 60)), fontsize="small")
-        figure.colorbar(image, label="share of queries that look")
+        figure.colorbar(image, label="share of queries for which its values count")
         figure.savefig(path, dpi=150)
 
     def _mean(self, values: list[float]) -> float:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BLOCK = 64
 """Positions in a block."""
 
-# Characters of what prints: patterns that hold one pattern twice grow fast.
+# Characters that a pattern prints at most: those that hold one pattern twice grow fast.
 _LONGEST = 2000
 
 
@@ -29,10 +29,7 @@ class Pattern:
     @cached_property
     def native(self) -> _Native:
         """The engine's own form."""
-        native = self._build()
-        if len(repr(native)) > _LONGEST:
-            raise ValueError(f"{type(self).__name__} wraps too many patterns; nest fewer of them")
-        return native
+        return self._build()
 
     def _build(self) -> _Native:
         raise NotImplementedError(f"{type(self).__name__} is not a pattern by itself")
@@ -89,7 +86,8 @@ class BlockMean(Pattern):
         alpha: Score a block if its best key is thought to weigh at least this part of all keys;
             between 0 and 1. Less keeps more.
         spread: How far above the mean key the best one is thought to score, in standard deviations
-            of the block's scores; at most 8, which no key of 64 exceeds. More keeps more.
+            of the block's scores, as estimated without correlations; at most 8. More keeps more.
+            A tiny alpha, 1e-30, scores every block.
         least: Keep a scored block if its best key weighs at least this part of what all keys are
             thought to weigh; below 1, and 0 keeps all that are scored. Less keeps more.
         sink: Positions at the beginning that are always scored, a multiple of 64.
@@ -200,6 +198,7 @@ class DenseBelow(Pattern):
     def __post_init__(self) -> None:
         _check_blocks(self, "positions", least=0)
         _check_inner(self)
+        _check_size(self)
 
     def _build(self) -> _Native:
         return self.inner.native.dense_below(self.positions)
@@ -220,6 +219,7 @@ class DenseLayers(Pattern):
         for name in ("first", "last"):
             _check_layers(self, name)
         _check_inner(self)
+        _check_size(self)
 
     def _build(self) -> _Native:
         return self.inner.native.dense_layers(self.first, self.last)
@@ -237,6 +237,7 @@ class LayerSplit(Pattern):
         _check_layers(self, "first")
         for name in ("early", "late"):
             _check_inner(self, name)
+        _check_size(self)
 
     def _build(self) -> _Native:
         return _Native.layer_split(self.first, self.early.native, self.late.native)
@@ -256,6 +257,7 @@ class DenseTail(Pattern):
     def __post_init__(self) -> None:
         check_count(self, "positions")
         _check_inner(self)
+        _check_size(self)
 
     def _build(self) -> _Native:
         return self.inner.native.dense_tail(self.positions)
@@ -282,3 +284,8 @@ def _check_inner(pattern: Any, name: str = "inner") -> None:
         raise TypeError(
             f"{type(pattern).__name__} wraps a pattern such as SinkWindow(), not {inner!r}"
         )
+
+
+def _check_size(pattern: Pattern) -> None:
+    if len(repr(pattern)) > _LONGEST:
+        raise ValueError(f"{type(pattern).__name__} wraps too many patterns; nest fewer of them")

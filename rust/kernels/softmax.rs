@@ -1,6 +1,7 @@
 //! The softmax of attention, over blocks of positions, and what is decided by its scores.
 //!
-//! Scores are logarithms to base 2, whose powers take fewer steps. Written as [`super::vector`] is: once over 16 lanes, with the same bits from every instruction set.
+//! Scores are logarithms to base 2, whose powers take fewer steps. Written as [`super::vector`] is: once over 16 lanes,
+//! with the same bits from every instruction set.
 
 use super::fixed::{Step, ONE};
 use super::vector::{exp2_to_one, largest_lane, rounded, sum_of_lanes, LANES};

@@ -4,6 +4,7 @@ use crate::attention::{Accumulator, Kept, Queries, Unit, Values, Weighing};
 use crate::cache::{put_key, put_value, PAGE};
 use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, ONE};
 use crate::kernels::softmax::SoftmaxState;
+use std::cmp::Ordering;
 
 /// Biases of keys whose values do not count, and with [`ONES`] the inverses of their scales.
 const ZEROS: [f32; PAGE] = [0.0; PAGE];
@@ -117,15 +118,15 @@ impl Selection {
         self.spreads.resize(length, 0.0);
         multiply_statistics(unit, &self.all, &self.squares, 2, &mut self.keys, &mut self.spreads);
         for (bound, &score) in self.spreads.iter_mut().zip(&self.scores) {
-            // Not fused, which is a call of a function where the compiler may not assume AVX.
-            *bound = score + spread * bound.max(0.0).sqrt();
+            // Not fused, which is a call of a function where the compiler may not assume FMA.
+            *bound = score + spread * if *bound < 0.0 { 0.0 } else { bound.sqrt() };
         }
         for block in (0..own).filter(|&block| !always(block)) {
             let bounds = self.spreads[block / PAGE * count * PAGE + block % PAGE..].iter().step_by(PAGE);
             for ((kept, &threshold), &bound) in self.kept.block_mut(block).iter_mut().zip(&self.thresholds).zip(bounds)
             {
-                // What is no number is not left out.
-                *kept = threshold.is_nan() | (bound >= threshold);
+                // Nothing is left out for what is no number.
+                *kept = bound.partial_cmp(&threshold) != Some(Ordering::Less);
             }
         }
     }

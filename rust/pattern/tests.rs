@@ -174,6 +174,19 @@ fn blocks_are_given_up_whose_best_key_weighs_too_little() {
 }
 
 #[test]
+fn what_is_no_number_leaves_nothing_out() {
+    for position in [5, 200] {
+        let cache = cache(7 * PAGE);
+        cache.pages()[position / PAGE].store_key(0, 0, position % PAGE, &[1; WIDTH], f32::NAN);
+        for kernels in Kernels::available() {
+            for kept in kept(&kernels, &cache, &by_scores(0.5), 6 * PAGE, 3) {
+                assert!(kept.iter().all(|&kept| kept), "{kernels:?} {position}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_split_by_layers_is_what_its_parts_are() {
     let window = || Pattern::Window { sink: 0, window: 1, log: false };
     let below = |positions| Box::new(Pattern::DenseBelow(positions, window().into()));
@@ -184,6 +197,8 @@ fn a_split_by_layers_is_what_its_parts_are() {
     assert!(!split(below(64), below(64)).is_dynamic());
     assert!(split(below(64), by_scores(0.1).into()).is_dynamic());
     assert!(split(by_scores(0.1).into(), below(64)).is_dynamic());
+    let prompt = Prompt { pattern: (*below(128)).into(), end: 640, counts: None };
+    assert!(prompt.is_exact(127) && !prompt.is_exact(128));
     let prompt = Prompt { pattern: split(below(0), by_scores(0.1).into()).into(), end: 640, counts: None };
     for layer in 0..4 {
         assert_eq!(prompt.rule(4, layer, 5), Some(&if layer < 2 { window() } else { by_scores(0.1) }));

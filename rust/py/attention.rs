@@ -99,9 +99,9 @@ pub fn pattern(attention: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Pattern>>> {
             ))),
         };
     }
-    let native =
-        attention.getattr("native").and_then(|native| native.extract::<PyRef<'_, PyPattern>>().map_err(Into::into));
-    native.map(|native| Some(native.0.clone())).map_err(|_| {
+    let native = attention.getattr_opt("native")?;
+    let native = native.as_ref().and_then(|native| native.cast::<PyPattern>().ok());
+    native.map(|native| Some(native.get().0.clone())).ok_or_else(|| {
         PyTypeError::new_err(format!(
             "attention must be \"dense\", \"auto\" or a pattern such as specrs.attention.SinkWindow(), not {}",
             shown(attention)

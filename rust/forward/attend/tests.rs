@@ -29,6 +29,15 @@ fn units_stay_in_one_block_of_one_sequence() {
 }
 
 #[test]
+fn units_are_twice_as_large_where_not_all_queries_look_at_a_block() {
+    let rows: Vec<Row> = rows(0..512, 0).collect();
+    for (dense, most) in [(true, 32), (false, 64)] {
+        let AttentionPlan { units, split } = AttentionPlan::new(&config(1), &rows, dense, 1);
+        assert!(units.iter().map(ExactSizeIterator::len).all(|rows| rows == most) && split.is_none());
+    }
+}
+
+#[test]
 fn every_segment_is_attended_to_once_and_has_its_own_results() {
     for heads in [1, 2, 3, 5] {
         for (first, count) in [(0, 1), (63, 2), (130, 1), (300, 8), (700, 16), (2000, 3)] {

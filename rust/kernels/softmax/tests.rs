@@ -10,11 +10,18 @@ fn the_softmax_has_the_bits_of_the_specification() {
     let mut random = Random::new(11);
     for valid in [0, 1, 2, 15, 16, 17, 61, 63, 64] {
         for (count, group) in [(1, 1), (3, 3), (7, 3), (20, 4), (33, 8)] {
-            let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 10.0).collect();
+            // Up to 200 apart, so that some weigh nothing.
+            let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 100.0).collect();
             let inverses: Vec<f32> = (0..64).map(|_| random.float() + 1.0).collect();
             let rows: Vec<usize> = (0..count).filter(|row| row % 4 != 2).collect();
             let states: Vec<_> = (0..count)
-                .map(|i| if i % 3 == 0 { SoftmaxState::EMPTY } else { SoftmaxState { max: i as f32 - 4.0, sum: 3.0 } })
+                .map(|i| {
+                    if i % 3 == 0 {
+                        SoftmaxState::EMPTY
+                    } else {
+                        SoftmaxState { max: i as f32 * 20.0 - 60.0, sum: 3.0 }
+                    }
+                })
                 .collect();
             let run = |k: &Kernels| {
                 let (mut scores, mut states) = (scores.clone(), states.clone());

@@ -70,8 +70,8 @@ fn powers_of_two_are_near_enough_for_weights() {
         let (got, exact) = (f64::from(super::exp2_to_one(x)), f64::from(x).exp2());
         assert!((got / exact - 1.0).abs() < 1.0 / 300_000.0, "2^{x} = {got}, not {exact}");
     }
-    assert_eq!(super::exp2_to_one(0.0), 1.0);
-    assert_eq!(super::exp2_to_one(-126.5), 0.0);
+    assert_eq!([0.0, -0.0, -1e-40].map(super::exp2_to_one), [1.0; 3]);
+    assert_eq!([-126.0, (-126.0f32).next_down(), -126.5].map(super::exp2_to_one), [f32::MIN_POSITIVE, 0.0, 0.0]);
     assert_eq!(super::exp2_to_one(f32::NEG_INFINITY), 0.0);
     assert!(super::exp2_to_one(f32::NAN).is_nan());
 }

@@ -1,6 +1,6 @@
 //! Exact attention of one core over caches of several lengths, in floating-point operations a second.
 
-use _specrs::attention::{Accumulator, Unit, Workspace};
+use _specrs::attention::{Accumulator, Queries, Unit, Workspace};
 use _specrs::cache::{CacheShape, KvCache, PAGE};
 use _specrs::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
 use _specrs::kernels::Kernels;
@@ -58,9 +58,10 @@ fn prefill(c: &mut Criterion) {
                     group: heads,
                     width: head_dim,
                 };
-                let mut queries = FixedRows::default();
+                let mut queries = Queries::default();
                 for query in floats(unit.queries() * head_dim).chunks_exact(head_dim) {
-                    queries.push(&kernels, query, largest_quant(head_dim));
+                    queries.floats.extend_from_slice(query);
+                    queries.round_last(&kernels, head_dim);
                 }
                 let (mut total, mut work) = (Accumulator::default(), Workspace::default());
                 group.throughput(Throughput::Elements((4 * unit.queries() * len * head_dim) as u64));

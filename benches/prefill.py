@@ -33,6 +33,7 @@ PATTERNS = (
     "DenseBelow(2048, Antidiagonal())",
 )
 PIECE = 512  # tokens whose time stands for the cost at a context
+STEADY = 8192  # tokens; shorter prompts are timed more often
 CANDLE_MOST = 1024  # longer prompts take candle minutes
 RESULTS = Path(__file__).parent / "results"
 
@@ -157,7 +158,7 @@ def prompts(
     for length in lengths:
         ids = tokens(llm, length)
         seconds: list[list[float]] = [[] for _ in patterns]
-        for _ in range(repeats):
+        for _ in range(rounds(repeats, length)):
             for row, taken, pattern in zip(rows, seconds, patterns, strict=True):
                 session = llm.session()
                 Path("/proc/self/clear_refs").write_text("5")  # forget the peak
@@ -170,6 +171,11 @@ def prompts(
         for row, taken in zip(rows, seconds, strict=True):
             row["seconds"][length] = min(taken)
     return rows
+
+
+def rounds(repeats: int, length: int) -> int:
+    """Return how often to time a prompt: short ones are over before a machine is quiet."""
+    return max(repeats, repeats * STEADY // length)
 
 
 def candle(path: Path, lengths: Sequence[int]) -> list[dict[str, Any]]:
@@ -193,7 +199,10 @@ def llama_cpp(
         return []
     try:
         with start("llama-cpp", python, path, threads, max(lengths) + 64) as peer:
-            asked = {n: [peer.ask("prompt", length=n) for _ in range(repeats)] for n in lengths}
+            asked = {
+                n: [peer.ask("prompt", length=n) for _ in range(rounds(repeats, n))]
+                for n in lengths
+            }
             seconds = {length: min(taken) for length, taken in asked.items()}
             return [{"name": peer.description, "seconds": seconds}]
     except EngineDied as error:

@@ -50,6 +50,8 @@ pub struct Queries {
     pub floats: Vec<f32>,
     /// As they are multiplied with keys.
     pub fixed: FixedRows,
+    /// Indices of all.
+    pub all: Vec<usize>,
 }
 
 impl Queries {
@@ -57,11 +59,13 @@ impl Queries {
     pub fn clear(&mut self) {
         self.floats.clear();
         self.fixed.clear();
+        self.all.clear();
     }
 
     /// Rounds the last query of `floats`, which has `width` values.
     pub fn round_last(&mut self, kernels: &Kernels, width: usize) {
         let at = self.floats.len() - width;
+        self.all.push(self.all.len());
         self.fixed.push(kernels, &self.floats[at..], largest_quant(width));
     }
 }
@@ -79,9 +83,7 @@ pub struct Workspace {
     segment: Accumulator,
     scores: Vec<f32>,
     weighing: Weighing,
-    /// Indices of all queries.
-    all: Vec<usize>,
-    /// Those that attend to a block.
+    /// Queries that attend to a block.
     some: Vec<usize>,
 }
 
@@ -271,7 +273,7 @@ impl Unit<'_> {
     /// own block. What is found to score too low is then no longer kept.
     pub fn attend(
         &self,
-        queries: &FixedRows,
+        queries: &Queries,
         mut kept: Option<&mut Kept>,
         total: &mut Accumulator,
         work: &mut Workspace,
@@ -295,15 +297,13 @@ impl Unit<'_> {
     pub fn attend_segment<'w>(
         &self,
         segment: usize,
-        queries: &FixedRows,
+        queries: &Queries,
         mut kept: Option<&mut Kept>,
         work: &'w mut Workspace,
     ) -> &'w Accumulator {
-        let Workspace { segment: acc, scores, weighing, all, some } = work;
+        let Workspace { segment: acc, scores, weighing, some } = work;
         acc.clear(self.queries(), self.width);
         scores.resize(self.queries() * PAGE, 0.0);
-        all.clear();
-        all.extend(0..self.queries());
         let Range { start, end } = Self::segment_blocks(segment);
         for block in start..end.min(self.own_block() + 1) {
             let later = self.pages[..=self.own_block()].get(block + AHEAD).map(|page| self.block(page));
@@ -312,13 +312,13 @@ impl Unit<'_> {
             let own = self.block(&self.pages[block]);
             let indices = match kept.as_deref_mut().filter(|kept| !kept.is_whole(block)) {
                 None => {
-                    self.score(all, queries, own, keys, valid, scores);
-                    &*all
+                    self.score(&queries.all, &queries.fixed, own, keys, valid, scores);
+                    &queries.all
                 }
                 Some(kept) => {
                     some.clear();
-                    some.extend(all.iter().filter(|&&query| kept.block(block)[query]));
-                    self.score(some, queries, own, keys, valid, scores);
+                    some.extend(queries.all.iter().filter(|&&query| kept.block(block)[query]));
+                    self.score(some, &queries.fixed, own, keys, valid, scores);
                     if kept.is_judged(block) {
                         self.kernels.drop_low_rows(some, scores, own.value_logarithms, &kept.least_scores);
                         kept.set(block, some);

@@ -150,7 +150,7 @@ impl Pass {
             let Local { queries, selection, total, work, .. } = local;
             let n_layer = self.decoder.config.n_layer;
             let mut selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
-            unit.attend(&queries.fixed, selection.as_mut().map(|selection| selection.kept_mut()), total, work);
+            unit.attend(queries, selection.as_mut().map(|selection| selection.kept_mut()), total, work);
             if let Some(counts) = prompt.and_then(|prompt| prompt.counts.as_ref()) {
                 counts.add(&unit, selection.as_ref().map(|selection| selection.kept()));
             }
@@ -181,12 +181,12 @@ impl Pass {
             let unit = self.unit(layer, *index, *head);
             self.put_queries(&unit, *index, local);
             let Some(results) = results else {
-                unit.attend(&local.queries.fixed, None, &mut local.total, &mut local.work);
+                unit.attend(&local.queries, None, &mut local.total, &mut local.work);
                 self.put_attended(&unit, *index, 0, local);
                 continue;
             };
             for (segment, at) in segments.clone().zip((*results..).step_by(unit.queries())) {
-                let (states, sums) = unit.attend_segment(segment, &local.queries.fixed, None, &mut local.work).parts();
+                let (states, sums) = unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
                 split.states.write(at..at + states.len()).copy_from_slice(states);
                 split.sums.write(at * unit.width..at * unit.width + sums.len()).copy_from_slice(sums);
             }

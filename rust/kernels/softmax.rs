@@ -69,13 +69,7 @@ pub fn softmax_rows_with(
             scores[valid..].fill(f32::NEG_INFINITY);
         }
         // Not infinite, so that a row without scores gets weights of zero.
-        let mut lanes = [f32::MIN; LANES];
-        for chunk in scores.as_chunks::<LANES>().0 {
-            for (lane, &s) in lanes.iter_mut().zip(chunk) {
-                *lane = if s > *lane { s } else { *lane };
-            }
-        }
-        let max = largest_lane(lanes);
+        let max = largest_lane(lanes_of_largest(f32::MIN, scores, |score, _| score));
         let all = if max > state.max { max } else { state.max };
         steps[i] = Step { max, keep: state.max - all, add: max - all };
         state.max = all;
@@ -117,23 +111,30 @@ pub fn drop_low_rows_with(
     least: &[f32],
     largest_lane: impl Fn([f32; LANES]) -> f32,
 ) {
-    let biases: &[[f32; LANES]; BLOCK / LANES] = biases.as_chunks().0.first_chunk().expect("a block of biases");
+    let biases: &[f32; BLOCK] = biases.first_chunk().expect("a block of biases");
     let scores = scores.as_chunks::<BLOCK>().0;
     let mut kept = 0;
     for i in 0..rows.len() {
         let row = rows[i];
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        for (scores, biases) in scores[row].as_chunks::<LANES>().0.iter().zip(biases) {
-            for ((lane, score), bias) in lanes.iter_mut().zip(scores).zip(biases) {
-                let score = score - bias;
-                *lane = if score > *lane { score } else { *lane };
-            }
-        }
+        let lanes = lanes_of_largest(f32::NEG_INFINITY, &scores[row], |score, at| score - biases[at]);
         // Without a branch, which could not be foreseen.
         rows[kept] = row;
         kept += usize::from(least[row].is_nan() | (largest_lane(lanes) >= least[row]));
     }
     rows.truncate(kept);
+}
+
+/// The largest of what `of` makes of each lane's scores and their columns, and of `least`; what is no number is passed over.
+#[inline(always)]
+fn lanes_of_largest(least: f32, scores: &[f32; BLOCK], of: impl Fn(f32, usize) -> f32) -> [f32; LANES] {
+    let mut lanes = [least; LANES];
+    for (chunk, scores) in scores.as_chunks::<LANES>().0.iter().enumerate() {
+        for lane in 0..LANES {
+            let score = of(scores[lane], chunk * LANES + lane);
+            lanes[lane] = if score > lanes[lane] { score } else { lanes[lane] };
+        }
+    }
+    lanes
 }
 
 /// Adds to rows of sums, and to the states of their softmax, what others hold for later positions.

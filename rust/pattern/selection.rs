@@ -24,10 +24,9 @@ pub struct Selection {
     values: Vec<i16>,
     /// Blocks whose means stand in where they are left out.
     corrected: usize,
-    /// All queries, and some of them.
-    all: Vec<usize>,
+    /// Some of the queries.
     some: Vec<usize>,
-    /// Scores to be weighed.
+    /// Scores to be weighed, or the squares of a query.
     scratch: Vec<f32>,
     /// What the bound of a block must reach, for each query.
     thresholds: Vec<f32>,
@@ -74,8 +73,6 @@ impl Selection {
     pub(super) fn clear(&mut self, unit: &Unit<'_>) {
         self.kept.clear(unit.own_block() + 1, unit.queries());
         self.corrected = 0;
-        self.all.clear();
-        self.all.extend(0..unit.queries());
     }
 
     /// Keeps the blocks that are `always` kept.
@@ -102,7 +99,7 @@ impl Selection {
         }
         let length = own.div_ceil(PAGE) * count * PAGE;
         self.scores.resize(length, 0.0);
-        multiply_statistics(unit, &self.all, &queries.fixed, 0, &mut self.keys, &mut self.scores);
+        multiply_statistics(unit, &queries.all, &queries.fixed, 0, &mut self.keys, &mut self.scores);
         self.weigh_all(unit, queries);
         let shares = |share: f32| self.sample.states.iter().map(move |all| all.max + (share * all.sum).log2());
         if least > 0.0 {
@@ -112,11 +109,12 @@ impl Selection {
         self.thresholds.extend(shares(alpha));
         self.squares.clear();
         for query in queries.floats.chunks_exact(unit.width) {
-            let squares: Vec<f32> = query.iter().map(|x| x * x).collect();
-            self.squares.push(unit.kernels, &squares, largest_quant(unit.width));
+            self.scratch.clear();
+            self.scratch.extend(query.iter().map(|x| x * x));
+            self.squares.push(unit.kernels, &self.scratch, largest_quant(unit.width));
         }
         self.spreads.resize(length, 0.0);
-        multiply_statistics(unit, &self.all, &self.squares, 2, &mut self.keys, &mut self.spreads);
+        multiply_statistics(unit, &queries.all, &self.squares, 2, &mut self.keys, &mut self.spreads);
         for (bound, &score) in self.spreads.iter_mut().zip(&self.scores) {
             // Not fused, which is a call of a function where the compiler may not assume FMA.
             *bound = score + spread * if *bound < 0.0 { 0.0 } else { bound.sqrt() };
@@ -134,7 +132,7 @@ impl Selection {
     /// Estimates what all keys weigh for each query: the first block exactly, the others by their means.
     fn weigh_all(&mut self, unit: &Unit<'_>, queries: &Queries) {
         let count = unit.queries();
-        let Self { all, scores, scratch, weighing, sample, .. } = self;
+        let Self { scores, scratch, weighing, sample, .. } = self;
         sample.states.clear();
         sample.states.resize(count, SoftmaxState::EMPTY);
         for (chunk, scores) in scores.chunks_exact(count * PAGE).enumerate() {
@@ -144,13 +142,13 @@ impl Selection {
                 scratch.iter_mut().step_by(PAGE).for_each(|first| *first = f32::NEG_INFINITY);
             }
             let means = PAGE.min(unit.own_block() - chunk * PAGE);
-            weighing.weigh(unit.kernels, all, scratch, &ONES, [means, usize::MAX], &mut sample.states);
+            weighing.weigh(unit.kernels, &queries.all, scratch, &ONES, [means, usize::MAX], &mut sample.states);
         }
         sample.states.iter_mut().for_each(|state| state.sum *= PAGE as f32);
         let block = unit.block(&unit.pages[0]);
         scratch.resize(count * PAGE, 0.0);
-        score(unit, all, &queries.fixed, block.keys, block.key_scales, scratch);
-        weighing.weigh(unit.kernels, all, scratch, &ONES, [PAGE, usize::MAX], &mut sample.states);
+        score(unit, &queries.all, &queries.fixed, block.keys, block.key_scales, scratch);
+        weighing.weigh(unit.kernels, &queries.all, scratch, &ONES, [PAGE, usize::MAX], &mut sample.states);
     }
 
     /// Keeps, for each query, the heaviest blocks until they hold the share `tau` of what every `stride`th key of all
@@ -248,13 +246,13 @@ impl Selection {
         if self.corrected == 0 {
             return;
         }
-        let Self { kept, scores, values, corrected, all, some, weighing, .. } = self;
+        let Self { kept, scores, values, corrected, some, weighing, .. } = self;
         values.resize(PAGE * unit.width, 0);
         let chunks = scores.chunks_exact_mut(unit.queries() * PAGE);
         for (scores, first) in chunks.zip((0..*corrected).step_by(PAGE)) {
             let blocks = first..PAGE.min(*corrected - first) + first;
             some.clear();
-            some.extend(all.iter().filter(|&&query| blocks.clone().any(|block| !kept.block(block)[query])));
+            some.extend((0..unit.queries()).filter(|&query| blocks.clone().any(|block| !kept.block(block)[query])));
             if some.is_empty() {
                 continue;
             }

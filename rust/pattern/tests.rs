@@ -44,7 +44,7 @@ fn kept(kernels: &Kernels, cache: &KvCache, pattern: &Pattern, position: usize, 
     let mut selection = Selection::default();
     let selection = prompt.select(1, &unit, &queries, &mut selection).expect("nothing is dense");
     // Some are given up only when they are scored.
-    unit.attend(&queries.fixed, Some(selection.kept_mut()), &mut Accumulator::default(), &mut Workspace::default());
+    unit.attend(&queries, Some(selection.kept_mut()), &mut Accumulator::default(), &mut Workspace::default());
     let kept = |query: usize| (0..=unit.own_block()).map(|block| selection.kept().block(block)[query]).collect();
     (0..unit.queries()).map(kept).collect()
 }

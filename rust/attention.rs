@@ -149,6 +149,17 @@ impl Kept {
         !own && !self.least_scores.is_empty()
     }
 
+    /// Lists the queries that attend to `block`, without a branch, which could not be foreseen.
+    fn list(&self, block: usize, queries: &mut Vec<usize>) {
+        queries.resize(self.queries, 0);
+        let mut count = 0;
+        for (query, &kept) in self.block(block).iter().enumerate() {
+            queries[count] = query;
+            count += usize::from(kept);
+        }
+        queries.truncate(count);
+    }
+
     /// The queries that attend to `block` are now only these.
     fn set(&mut self, block: usize, queries: &[usize]) {
         let flags = self.block_mut(block);
@@ -316,8 +327,7 @@ impl Unit<'_> {
                     &queries.all
                 }
                 Some(kept) => {
-                    some.clear();
-                    some.extend(queries.all.iter().filter(|&&query| kept.block(block)[query]));
+                    kept.list(block, some);
                     self.score(some, &queries.fixed, own, keys, valid, scores);
                     if kept.is_judged(block) {
                         self.kernels.drop_low_rows(some, scores, own.value_logarithms, &kept.least_scores);

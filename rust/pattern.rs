@@ -217,7 +217,7 @@ impl Pattern {
             Self::BlockMean { alpha, spread, least: 0.0005, sink: 1, window: 4, correct: true }.into()
         };
         // The first layers look around widely, and all the others build on what they make of it.
-        let [early, late] = [[0.0005, 4.0], [0.004, 3.0]].map(by_means);
+        let [early, late] = [[0.0005, 3.5], [0.004, 3.0]].map(by_means);
         Self::DenseBelow(4096, Self::LayerSplit { first: Layers::Share(0.4), early, late }.into())
     }
 

@@ -56,8 +56,8 @@ impl AttentionPlan {
         // split, every worker needs several.
         let most = Unit::rows(config.n_head / config.n_head_kv, config.head_dim);
         let even = (rows.len() * config.n_head_kv).div_ceil(PIECES * workers);
-        // Where not all queries look at a block, up to twice as many share the reading and judging of it (4 % faster).
-        let most = if dense { most } else { even.clamp(1, PAGE.min(2 * most)) };
+        // Where not all queries look at a block, more of them share the reading and judging of it.
+        let most = if dense { most } else { even.clamp(1, PAGE.min(4 * most)) };
         let mut units: Vec<Range<usize>> = Vec::new();
         for (i, row) in rows.iter().enumerate() {
             match units.last_mut() {

@@ -136,7 +136,7 @@ fn auto_keeps_more_in_the_first_two_fifths_of_the_layers() {
     for (n_layer, early) in [(30, 12), (22, 9), (16, 6), (12, 5), (6, 2), (2, 1), (1, 0)] {
         let is_early = |layer: &usize| {
             let rule = prompt.rule(n_layer, *layer, 100).expect("sparse above 4096");
-            matches!(rule, Pattern::BlockMean { spread, .. } if *spread == 4.0)
+            matches!(rule, Pattern::BlockMean { spread, .. } if *spread == 3.5)
         };
         assert_eq!((0..n_layer).take_while(is_early).count(), early, "of {n_layer}");
         assert_eq!((0..n_layer).filter(is_early).count(), early, "of {n_layer}");
@@ -145,7 +145,7 @@ fn auto_keeps_more_in_the_first_two_fifths_of_the_layers() {
     let blocks = |alpha, spread| {
         format!("BlockMean(alpha={alpha}, spread={spread}, least=0.0005, sink=64, window=256, correct=True)")
     };
-    let text = format!("DenseBelow(4096, LayerSplit(0.4, {}, {}))", blocks("0.0005", 4), blocks("0.004", 3));
+    let text = format!("DenseBelow(4096, LayerSplit(0.4, {}, {}))", blocks("0.0005", "3.5"), blocks("0.004", "3"));
     assert_eq!(prompt.pattern.to_string(), text);
 }
 

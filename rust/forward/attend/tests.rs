@@ -29,7 +29,7 @@ fn units_stay_in_one_block_of_one_sequence() {
 }
 
 #[test]
-fn units_are_twice_as_large_where_not_all_queries_look_at_a_block() {
+fn units_are_larger_where_not_all_queries_look_at_a_block() {
     let rows: Vec<Row> = rows(0..512, 0).collect();
     for (dense, most) in [(true, 32), (false, 64)] {
         let AttentionPlan { units, split } = AttentionPlan::new(&config(1), &rows, dense, 1);

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--synthetic", action="store_true", help="1.1B random weights instead")
     parser.add_argument("--lengths", help="default: 512 to 8000, or 32768 for --synthetic")
     parser.add_argument("--pattern", action="append", help="instead of the default ones")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="more often for short prompts")
     parser.add_argument(
         "--whole", type=int, default=8192, help="longest prompt that is timed as a whole"
     )
@@ -174,7 +174,7 @@ def prompts(
 
 
 def rounds(repeats: int, length: int) -> int:
-    """Return how often to time a prompt: short ones are over before a machine is quiet."""
+    """Return how often to time a prompt: as often as takes STEADY tokens for each repeat."""
     return max(repeats, repeats * STEADY // length)
 
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 const SEGMENT: usize = 4;
 /// How many blocks ahead keys and values are asked for.
 const AHEAD: usize = 3;
-/// Fewest queries of a unit that has rows for them.
+/// Queries that an exact unit has at most, with heads that are no wider.
 const QUERIES: usize = 64;
 
 /// What one call of attention reads.
@@ -35,7 +35,7 @@ pub struct Unit<'a> {
     pub head: usize,
     /// Position of the first query row.
     pub position: usize,
-    /// Query rows at consecutive positions, all in one block; see [`Unit::rows`].
+    /// Query rows at consecutive positions, all in one block; as many as [`Unit::rows`] are fast for exact attention.
     pub rows: usize,
     /// Query heads that share the key/value head.
     pub group: usize,
@@ -50,7 +50,7 @@ pub struct Queries {
     pub floats: Vec<f32>,
     /// As they are multiplied with keys.
     pub fixed: FixedRows,
-    /// Indices of all.
+    /// Indices of all, which are as many as the unit has.
     pub all: Vec<usize>,
 }
 
@@ -313,6 +313,7 @@ impl Unit<'_> {
         work: &'w mut Workspace,
     ) -> &'w Accumulator {
         let Workspace { segment: acc, scores, weighing, some } = work;
+        debug_assert_eq!(queries.all.len(), self.queries());
         acc.clear(self.queries(), self.width);
         scores.resize(self.queries() * PAGE, 0.0);
         let Range { start, end } = Self::segment_blocks(segment);

@@ -69,10 +69,10 @@ impl<'a> Shape<'a> {
         Self { rows, depth, columns, wanted: columns }
     }
 
-    /// Checks that the sizes of `b` and of the output fit; rows are checked where they are read and written.
+    /// Checks the sizes of `b` and of what belongs to its columns; rows are checked where they are used.
     ///
     /// # Panics
-    /// If they do not.
+    /// If one does not fit.
     pub fn check(&self, b: &[i16], output: &Output<'_>) {
         let Self { depth, columns, wanted, .. } = *self;
         assert!(columns.is_multiple_of(TILE) && wanted.is_multiple_of(TILE) && wanted <= columns);

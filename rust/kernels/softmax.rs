@@ -69,7 +69,7 @@ pub fn softmax_rows_with(
             scores[valid..].fill(f32::NEG_INFINITY);
         }
         // Not infinite, so that a row without scores gets weights of zero.
-        let max = largest_lane(lanes_of_largest(f32::MIN, scores, |score, _| score));
+        let max = largest_lane(largest_by_lane(f32::MIN, scores, |score, _| score));
         let all = if max > state.max { max } else { state.max };
         steps[i] = Step { max, keep: state.max - all, add: max - all };
         state.max = all;
@@ -116,7 +116,7 @@ pub fn drop_low_rows_with(
     let mut kept = 0;
     for i in 0..rows.len() {
         let row = rows[i];
-        let lanes = lanes_of_largest(f32::NEG_INFINITY, &scores[row], |score, at| score - biases[at]);
+        let lanes = largest_by_lane(f32::NEG_INFINITY, &scores[row], |score, at| score - biases[at]);
         // Without a branch, which could not be foreseen.
         rows[kept] = row;
         kept += usize::from(least[row].is_nan() | (largest_lane(lanes) >= least[row]));
@@ -124,9 +124,9 @@ pub fn drop_low_rows_with(
     rows.truncate(kept);
 }
 
-/// The largest of what `of` makes of each lane's scores and their columns, and of `least`; what is no number is passed over.
+/// For each lane, the largest `of(score, column)`, at least `least`; what is no number is passed over.
 #[inline(always)]
-fn lanes_of_largest(least: f32, scores: &[f32; BLOCK], of: impl Fn(f32, usize) -> f32) -> [f32; LANES] {
+fn largest_by_lane(least: f32, scores: &[f32; BLOCK], of: impl Fn(f32, usize) -> f32) -> [f32; LANES] {
     let mut lanes = [least; LANES];
     for (chunk, scores) in scores.as_chunks::<LANES>().0.iter().enumerate() {
         for lane in 0..LANES {

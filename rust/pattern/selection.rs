@@ -24,7 +24,7 @@ pub struct Selection {
     values: Vec<i16>,
     /// Blocks whose means stand in where they are left out.
     corrected: usize,
-    /// Some of the queries.
+    /// Queries that sample the same keys, or that left out a block.
     some: Vec<usize>,
     /// Scores to be weighed, or the squares of a query.
     scratch: Vec<f32>,

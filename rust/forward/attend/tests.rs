@@ -29,10 +29,11 @@ fn units_stay_in_one_block_of_one_sequence() {
 }
 
 #[test]
-fn units_are_larger_where_not_all_queries_look_at_a_block() {
+fn units_have_up_to_256_queries_where_not_all_look_at_a_block() {
     let rows: Vec<Row> = rows(0..512, 0).collect();
-    for (dense, most) in [(true, 32), (false, 64)] {
-        let AttentionPlan { units, split } = AttentionPlan::new(&config(1), &rows, dense, 1);
+    for (n_head, dense, most) in [(2, true, 32), (2, false, 64), (16, true, 4), (16, false, 16)] {
+        let config = Config { n_head, ..config(1) };
+        let AttentionPlan { units, split } = AttentionPlan::new(&config, &rows, dense, 1);
         assert!(units.iter().map(ExactSizeIterator::len).all(|rows| rows == most) && split.is_none());
     }
 }

@@ -250,6 +250,18 @@ impl Pattern {
         }
     }
 
+    /// The position from which a prompt that ends at `end` is attended to exactly in all layers.
+    pub fn dense_from(&self, end: usize) -> usize {
+        match self {
+            Self::DenseTail(positions, inner) => {
+                (end.saturating_sub(*positions) / PAGE * PAGE).min(inner.dense_from(end))
+            }
+            Self::DenseBelow(_, inner) | Self::DenseLayers { inner, .. } => inner.dense_from(end),
+            Self::LayerSplit { early, late, .. } => early.dense_from(end).max(late.dense_from(end)),
+            _ => end,
+        }
+    }
+
     /// Positions below which a prompt is attended to exactly.
     pub fn dense_below(&self) -> usize {
         match self {

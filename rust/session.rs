@@ -281,8 +281,9 @@ impl Session {
                 return Err(error);
             }
         }
-        if let Some(Prompt { pattern, .. }) = prompt {
-            self.add_span(start.max(pattern.dense_below())..self.tokens.len(), &pattern.to_string());
+        if let Some(Prompt { pattern, end, .. }) = prompt {
+            let sparse = start.max(pattern.dense_below())..self.tokens.len().min(pattern.dense_from(*end));
+            self.add_span(sparse, &pattern.to_string());
         }
         Ok(out)
     }

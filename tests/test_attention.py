@@ -225,6 +225,50 @@ def test_cached_positions_are_never_less_exact_than_asked_for(
     assert again.tokens == got.tokens
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [
+        DenseTail(128, SinkWindow(window=64)),
+        DenseBelow(64, DenseTail(128, SinkWindow(window=64))),
+        LayerSplit(1, DenseTail(128, SinkWindow(window=64)), SinkWindow(window=64)),
+    ],
+    ids=repr,
+)
+def test_a_shorter_prompt_gets_a_tail_of_its_own(
+    tiny: Callable[..., Path], threads: int, tokens: list[int], attention: Attention
+) -> None:
+    llm = specrs.Llama(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
+    options: dict[str, Any] = {"attention": attention, "max_tokens": 8, "logprobs": 3}
+    session = llm.session()
+    llm.generate(tokens, session=session, **options)
+    fresh = llm.generate(tokens[:400], **options)
+    tail = (399 - 128) // 64 * 64
+    # The second time all is cached; the tail counts as exact only where all layers were.
+    for cached in (tail, tail if isinstance(attention, LayerSplit) else 399):
+        got = llm.generate(tokens[:400], session=session, **options)
+        assert got.stats.cached_tokens == cached
+        assert got.logprobs == fresh.logprobs
+
+
+def test_arrays_for_counts_are_checked_before_any_work(model: Model, tokens: list[int]) -> None:
+    session = model.session()
+    read_only = np.zeros(session.kept_shape(100), np.uint32)
+    read_only.flags.writeable = False
+    for wrong, message in (
+        (read_only, "kept is read-only"),
+        (np.zeros(session.kept_shape(64), np.uint32), "kept has shape"),
+        (np.zeros(session.kept_shape(100), np.int32), "kept must be a numpy array of uint32"),
+        ([0], "kept must be a numpy array of uint32"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            session.prefill(tokens[:100], attention=SinkWindow(), kept=wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="progress must be callable, not 3"):
+        session.prefill(tokens[:100], progress=3)  # type: ignore[arg-type]
+    assert len(session) == 0
+    with pytest.raises(specrs.ContextOverflow):
+        session.kept_shape(2**64 - 1)
+
+
 def test_progress_is_reported_and_can_cancel(model: Model) -> None:
     tokens = random_ids(model, 1000)
     session = model.session()

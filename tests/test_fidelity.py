@@ -81,6 +81,8 @@ def test_there_must_be_something_to_compare(llm: specrs.Llama) -> None:
         compare(llm, [1, 2, 3], "dense")
     with pytest.raises(ValueError, match="no tokens"):
         compare(llm, [], "auto")
+    with pytest.raises(ValueError, match="new_tokens must be 0 or more, not -1"):
+        compare(llm, [1, 2, 3], "auto", new_tokens=-1)
     with pytest.raises(specrs.ContextOverflow):
         compare(llm, [1] * 1025, "auto")
 
@@ -140,6 +142,7 @@ def test_sparse_check_refuses_what_it_cannot_compare(
     for attention, message in (
         ("dense", "nothing to compare"),
         ("Window(3)", "is no pattern"),
+        ("-" * 60_000 + "1", "is no pattern"),
         ("SinkWindow(window=0)", "window must be between 64"),
     ):
         options = ["--model", llm.path, "--attention", attention]
@@ -147,3 +150,8 @@ def test_sparse_check_refuses_what_it_cannot_compare(
         assert code == 2
         assert message in err
         assert out.count("\n") <= 1
+    code, _, err = sparse_check(monkeypatch, capsys, file, "--max-tokens", -1)
+    assert (code, "--max-tokens must be 0 or more" in err) == (2, True)
+    file.write_text("")
+    code, _, err = sparse_check(monkeypatch, capsys, file)
+    assert (code, "short.txt is empty" in err) == (2, True)

@@ -80,6 +80,9 @@ def test_bad_values_are_refused(build: Callable[[], object], message: str) -> No
     [
         lambda: SinkWindow(window=64.0),  # type: ignore[arg-type]
         lambda: SinkWindow(sink="a"),  # type: ignore[arg-type]
+        lambda: SinkWindow(sink=False),
+        lambda: DenseLayers(True, 0, SinkWindow()),
+        lambda: DenseTail(True, SinkWindow()),
         lambda: BlockMean(correct=1),  # type: ignore[arg-type]
         lambda: BlockMean(alpha="0.1"),  # type: ignore[arg-type]
         lambda: BlockMean(alpha=True),

@@ -174,7 +174,7 @@ class Session:
                 only.
         """
     def kept_shape(self, length: int) -> tuple[int, int, int]:
-        """The shape of `kept` for `length` more tokens."""
+        """The shape of `kept` for `length` more tokens; ContextOverflow if they do not fit."""
     @property
     def sparse_spans(self) -> list[tuple[int, int, str]]:
         """The positions that were attended to sparsely: start, end and pattern of each span."""

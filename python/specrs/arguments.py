@@ -89,11 +89,7 @@ def checked_path(name: str, path: Any) -> Path:
 
 def check_count(owner: Any, name: str, least: int = 0) -> int:
     """Return the attribute `name` of `owner`: an int from `least` on that is not huge."""
-    value = getattr(owner, name)
-    try:
-        count = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {value!r}") from None
+    count = checked_int(name, getattr(owner, name))
     if not least <= count < MOST:
         raise ValueError(f"{name} must be between {least} and {MOST - 1}, not {count}")
     return count

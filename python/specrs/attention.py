@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
+from reprlib import repr as shortened
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._specrs import Pattern as _Native
 from ._specrs import Session
+from .arguments import checked_int
 from .patterns import (
+    BLOCK,
     Antidiagonal,
     BlockMean,
     Custom,
@@ -102,12 +105,12 @@ def parse(text: str) -> Attention:
 
     try:
         pattern = build(ast.parse(text, mode="eval").body)
-    except (KeyError, SyntaxError, TypeError):
+    except (KeyError, SyntaxError, TypeError, MemoryError, RecursionError):
         pattern = None
     if not isinstance(pattern, Pattern):
         raise ValueError(
-            f"attention={text!r} is no pattern; use 'auto' or for example 'SinkWindow(window=512)' "
-            f"({', '.join(classes)})"
+            f"attention={shortened(text)} is no pattern; use 'auto' or for example "
+            f"'SinkWindow(window=512)' ({', '.join(classes)})"
         )
     return pattern
 
@@ -119,13 +122,32 @@ def name(attention: Attention | None) -> str | None:
     return repr(_Native.auto() if attention == "auto" else attention)
 
 
-def reusable(spans: Iterable[tuple[int, int, str]], attention: Attention | None) -> int | None:
-    """Return how many positions of a session may be reused for a prompt; None for all.
+def reusable(
+    spans: Iterable[tuple[int, int, str]], attention: Attention | None, end: int
+) -> int | None:
+    """Return how many positions of a session may be reused for a prompt to `end`; None for all.
 
     What is cached must be exact or come from the same pattern: never less exact than asked for.
     """
-    wanted = name(attention)
-    return next((start for start, _, pattern in spans if pattern != wanted), None)
+    wanted, tail = name(attention), _tail(attention, end)
+    for start, stop, pattern in spans:
+        if pattern != wanted:
+            return start
+        if stop > tail:
+            return max(start, tail)
+    return None
+
+
+def _tail(attention: Attention | None, end: int) -> int:
+    """Return the position from which some layer looks at everything, in a prompt to `end`."""
+    match attention:
+        case DenseTail(positions=positions, inner=inner):
+            return min(max(end - positions, 0) // BLOCK * BLOCK, _tail(inner, end))
+        case DenseBelow(inner=inner) | DenseLayers(inner=inner):
+            return _tail(inner, end)
+        case LayerSplit(early=early, late=late):
+            return min(_tail(early, end), _tail(late, end))
+    return end
 
 
 class _Llama(Protocol):
@@ -161,6 +183,8 @@ def compare(
     from .fidelity import Report, buckets, differences
 
     attention = check(pattern)
+    if checked_int("new_tokens", new_tokens) < 0:
+        raise ValueError(f"new_tokens must be 0 or more, not {new_tokens}")
     if attention is None:
         raise ValueError("there is nothing to compare: attention='dense' is the exact prefill")
     length, total = len(tokens), 4 * len(tokens)

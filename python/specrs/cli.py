@@ -258,6 +258,7 @@ def sparse_check(
     """Compare sparse with exact prefill of a text: fidelity, density, speed, greedy tokens."""
     from .fidelity import check_heat_map
 
+    check_max_tokens(max_tokens)
     pattern = specrs.attention.parse(attention)
     if heat_map is not None:
         check_heat_map(heat_map)

@@ -141,7 +141,7 @@ def steps(
     with _exclusive(session):
         # Even a prompt that is cached whole needs its last token again: for its logits.
         kept = min(common_prefix(session.tokens, tokens), len(tokens) - 1)
-        exact = reusable(session.sparse_spans, attention)
+        exact = reusable(session.sparse_spans, attention, len(tokens) - 1)
         session.truncate(kept if exact is None else min(kept, exact))
         finish_reason: FinishReason | None = None
         while finish_reason is None:

@@ -53,11 +53,14 @@ def biases_of(texts: list[str] | None) -> dict[int, float] | None:
 
 
 def text_of(file: Path) -> str:
-    """Read a file of text."""
+    """Read a file of text, which may not be empty."""
     try:
-        return file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text ({error})") from None
+    if not text:
+        raise ValueError(f"{file} is empty; give a file of text")
+    return text
 
 
 def given(**options: Any) -> dict[str, Any]:

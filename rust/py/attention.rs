@@ -3,7 +3,7 @@
 use super::convert::{shown, Count};
 use crate::cache::PAGE;
 use crate::pattern::{Counts, Layers, Pattern, Prompt};
-use numpy::{PyArray3, PyReadonlyArray2, PyUntypedArrayMethods};
+use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyFloat;
@@ -109,6 +109,14 @@ pub fn pattern(attention: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Pattern>>> {
     })
 }
 
+/// The array that counts are to be added to.
+pub fn counted<'a, 'py>(kept: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyArray3<u32>>> {
+    kept.cast().map_err(|_| {
+        let wanted = "a numpy array of uint32 in three dimensions; make it with kept_shape()";
+        PyTypeError::new_err(format!("kept must be {wanted}, not {}", shown(kept)))
+    })
+}
+
 /// The arguments of a prefill: `end` is where its tokens end, `kept` an array for the counts of `n_layer` layers.
 pub fn prompt(
     attention: Option<&Bound<'_, PyAny>>,
@@ -130,6 +138,7 @@ pub fn prompt(
         };
     };
     let counts = kept.map(|kept| match *kept.shape() {
+        _ if kept.try_readwrite().is_err() => Err(PyValueError::new_err("kept is read-only; give an array of its own")),
         [layers, blocks, columns] if layers == n_layer && blocks == columns && blocks * PAGE >= end => {
             Ok(Arc::new(Counts::new(n_layer, blocks)))
         }

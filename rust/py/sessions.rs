@@ -1,12 +1,13 @@
 //! Sessions in Python.
 
-use super::attention::prompt;
-use super::convert::{token_ids, Count};
+use super::attention::{counted, prompt};
+use super::convert::{shown, token_ids, Count};
 use super::{interruptible, lock};
 use crate::cache::PAGE;
 use crate::error::{Error, Result};
 use crate::{saved, session};
-use numpy::{PyArray1, PyArray2, PyArray3, PyArrayMethods, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -161,9 +162,15 @@ impl PySession {
         positions: Count,
         progress: Option<Py<PyAny>>,
         prompt_length: Option<Count>,
-        kept: Option<&Bound<'py, PyArray3<u32>>>,
+        kept: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
+        py.import("numpy")?;
         let tokens = token_ids(tokens)?;
+        let kept = kept.map(counted).transpose()?;
+        if let Some(progress) = progress.as_ref().map(|progress| progress.bind(py)).filter(|it| !it.is_callable()) {
+            return Err(PyTypeError::new_err(format!("progress must be callable, not {}", shown(progress))));
+        }
         let state = |session: &mut session::Session| Ok((session.tokens().len(), session.model().config().n_layer));
         let (len, n_layer) = self.with(py, state)?;
         let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
@@ -193,8 +200,12 @@ impl PySession {
     /// The shape of `kept` for `length` more tokens.
     fn kept_shape(&self, py: Python<'_>, length: Count) -> PyResult<(usize, usize, usize)> {
         self.with(py, |session| {
-            let blocks = (session.tokens().len() + length.0).div_ceil(PAGE);
-            Ok((session.model().config().n_layer, blocks, blocks))
+            let (model, needed) = (session.model(), session.tokens().len().saturating_add(length.0));
+            if needed > model.n_ctx() {
+                return Err(model.overflow(needed));
+            }
+            let blocks = needed.div_ceil(PAGE);
+            Ok((model.config().n_layer, blocks, blocks))
         })
     }
 

@@ -250,15 +250,20 @@ impl Pattern {
         }
     }
 
-    /// The position from which a prompt that ends at `end` is attended to exactly in all layers.
-    pub fn dense_from(&self, end: usize) -> usize {
+    /// Where the exact tail of a prompt that ends at `end` starts, in the layer where it starts first and in the one where
+    /// it starts last.
+    pub fn tail_starts(&self, end: usize) -> [usize; 2] {
         match self {
             Self::DenseTail(positions, inner) => {
-                (end.saturating_sub(*positions) / PAGE * PAGE).min(inner.dense_from(end))
+                let start = end.saturating_sub(*positions) / PAGE * PAGE;
+                inner.tail_starts(end).map(|inner| inner.min(start))
             }
-            Self::DenseBelow(_, inner) | Self::DenseLayers { inner, .. } => inner.dense_from(end),
-            Self::LayerSplit { early, late, .. } => early.dense_from(end).max(late.dense_from(end)),
-            _ => end,
+            Self::DenseBelow(_, inner) | Self::DenseLayers { inner, .. } => inner.tail_starts(end),
+            Self::LayerSplit { early, late, .. } => {
+                let [[first, last], [late_first, late_last]] = [early, late].map(|pattern| pattern.tail_starts(end));
+                [first.min(late_first), last.max(late_last)]
+            }
+            _ => [end, end],
         }
     }
 

@@ -282,7 +282,7 @@ impl Session {
             }
         }
         if let Some(Prompt { pattern, end, .. }) = prompt {
-            let sparse = start.max(pattern.dense_below())..self.tokens.len().min(pattern.dense_from(*end));
+            let sparse = start.max(pattern.dense_below())..self.tokens.len().min(pattern.tail_starts(*end)[1]);
             self.add_span(sparse, &pattern.to_string());
         }
         Ok(out)

@@ -225,6 +225,7 @@ class Session:
         attention: object = None,
         positions: int = 1,
         progress: Callable[[int, int], object] | None = None,
+        prompt_length: int | None = None,
     ) -> npt.NDArray[np.float32]:
         assert attention is None, "the toy looks at everything"
         rows = self.forward_last(tokens, positions)

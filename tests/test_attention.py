@@ -229,6 +229,7 @@ def test_cached_positions_are_never_less_exact_than_asked_for(
     "attention",
     [
         DenseTail(128, SinkWindow(window=64)),
+        DenseTail(np.uint8(128), SinkWindow(window=64)),
         DenseBelow(64, DenseTail(128, SinkWindow(window=64))),
         LayerSplit(1, DenseTail(128, SinkWindow(window=64)), SinkWindow(window=64)),
     ],
@@ -242,7 +243,7 @@ def test_a_shorter_prompt_gets_a_tail_of_its_own(
     session = llm.session()
     llm.generate(tokens, session=session, **options)
     fresh = llm.generate(tokens[:400], **options)
-    tail = (399 - 128) // 64 * 64
+    tail = (400 - 128) // 64 * 64
     # The second time all is cached; the tail counts as exact only where all layers were.
     for cached in (tail, tail if isinstance(attention, LayerSplit) else 399):
         got = llm.generate(tokens[:400], session=session, **options)
@@ -255,7 +256,7 @@ def test_arrays_for_counts_are_checked_before_any_work(model: Model, tokens: lis
     read_only = np.zeros(session.kept_shape(100), np.uint32)
     read_only.flags.writeable = False
     for wrong, message in (
-        (read_only, "kept is read-only"),
+        (read_only, "kept cannot be written to"),
         (np.zeros(session.kept_shape(64), np.uint32), "kept has shape"),
         (np.zeros(session.kept_shape(100), np.int32), "kept must be a numpy array of uint32"),
         ([0], "kept must be a numpy array of uint32"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
-from reprlib import repr as shortened
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +18,6 @@ from ._specrs import Pattern as _Native
 from ._specrs import Session
 from .arguments import checked_int
 from .patterns import (
-    BLOCK,
     Antidiagonal,
     BlockMean,
     Custom,
@@ -109,7 +107,7 @@ def parse(text: str) -> Attention:
         pattern = None
     if not isinstance(pattern, Pattern):
         raise ValueError(
-            f"attention={shortened(text)} is no pattern; use 'auto' or for example "
+            f"attention={text[:200]!r} is no pattern; use 'auto' or for example "
             f"'SinkWindow(window=512)' ({', '.join(classes)})"
         )
     return pattern
@@ -117,9 +115,8 @@ def parse(text: str) -> Attention:
 
 def name(attention: Attention | None) -> str | None:
     """Return the name under which a session remembers a pattern; None for exact attention."""
-    if attention is None:
-        return None
-    return repr(_Native.auto() if attention == "auto" else attention)
+    native = _native_of(attention)
+    return None if native is None else repr(native)
 
 
 def reusable(
@@ -129,7 +126,8 @@ def reusable(
 
     What is cached must be exact or come from the same pattern: never less exact than asked for.
     """
-    wanted, tail = name(attention), _tail(attention, end)
+    native, wanted = _native_of(attention), name(attention)
+    tail = end if native is None else native.tail_start(end)
     for start, stop, pattern in spans:
         if pattern != wanted:
             return start
@@ -138,16 +136,11 @@ def reusable(
     return None
 
 
-def _tail(attention: Attention | None, end: int) -> int:
-    """Return the position from which some layer looks at everything, in a prompt to `end`."""
-    match attention:
-        case DenseTail(positions=positions, inner=inner):
-            return min(max(end - positions, 0) // BLOCK * BLOCK, _tail(inner, end))
-        case DenseBelow(inner=inner) | DenseLayers(inner=inner):
-            return _tail(inner, end)
-        case LayerSplit(early=early, late=late):
-            return min(_tail(early, end), _tail(late, end))
-    return end
+def _native_of(attention: Attention | None) -> _Native | None:
+    """Return the engine's form of a pattern; None for exact attention."""
+    if attention is None:
+        return None
+    return attention.native if isinstance(attention, Pattern) else _Native.auto()
 
 
 class _Llama(Protocol):
@@ -175,8 +168,8 @@ def compare(
         new_tokens: Greedy tokens to generate after either prefill.
         progress: Called as `progress(done, total)`, in tokens of all the passes together.
 
-    Raises ValueError for "dense", an empty prompt, or a pattern the device cannot run;
-    ContextOverflow if the prompt does not fit.
+    Raises ValueError for "dense", an empty prompt, negative `new_tokens`, or a pattern the device
+    cannot run; ContextOverflow if the prompt does not fit.
     """
     import numpy as np
 
@@ -204,7 +197,7 @@ def compare(
 
         session.prefill(tokens, attention=chosen, progress=advance)
         seconds.append(perf_counter() - start)
-        # The last token of a prompt looks at everything; the rest is not evaluated again.
+        # The last token is evaluated again, and a tail that only some layers have.
         out = llm.generate(tokens, session=session, attention=chosen or "dense", **options)
         made.append(out.tokens)
 

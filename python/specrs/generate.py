@@ -108,9 +108,10 @@ def steps(
     """Generate after `prompt`, step by step.
 
     Whenever this yields, ends or is closed, the session holds every token but the last one. What
-    the session already shares with the prompt is not evaluated again. The session belongs to the
-    generation until it ends: another one on it meanwhile is a RuntimeError, and so is changing it
-    otherwise: noticed at the next step if its length differs, else in place of the last step.
+    it already shares with the prompt, as exact as it is wanted, is not evaluated again. The session
+    belongs to the generation until it ends: another one on it meanwhile is a RuntimeError, and so
+    is changing it otherwise: noticed at the next step if its length differs, else in place of the
+    last step.
 
     Args:
         session: Where the tokens are evaluated; left as it was if nothing is to be generated.
@@ -141,7 +142,7 @@ def steps(
     with _exclusive(session):
         # Even a prompt that is cached whole needs its last token again: for its logits.
         kept = min(common_prefix(session.tokens, tokens), len(tokens) - 1)
-        exact = reusable(session.sparse_spans, attention, len(tokens) - 1)
+        exact = reusable(session.sparse_spans, attention, len(tokens))
         session.truncate(kept if exact is None else min(kept, exact))
         finish_reason: FinishReason | None = None
         while finish_reason is None:
@@ -153,7 +154,12 @@ def steps(
             try:
                 wanted = 1 + len(draft)
                 if len(unseen) > 1 and (attention is not None or progress is not None):
-                    session.prefill(unseen[:-1], attention=attention, progress=progress)
+                    session.prefill(
+                        unseen[:-1],
+                        attention=attention,
+                        progress=progress,
+                        prompt_length=len(tokens),
+                    )
                     unseen = unseen[-1:]
                 rows = unseen + draft
                 if picker.needs_logits:

@@ -276,10 +276,10 @@ class Llama:
             ignore_eos: Go on after the model's own end tokens.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
-            session: Continue here: what it shares with the prompt is not evaluated again, and it
-                holds prompt and result afterwards, without the last token. It must not be used
-                for anything else meanwhile: a RuntimeError says so, at once if its length changed,
-                or else in place of the last chunk. None is a new one.
+            session: Continue here: what it shares with the prompt, as exact as it is wanted, is not
+                evaluated again, and it holds prompt and result afterwards, without the last token.
+                It must not be used for anything else meanwhile: a RuntimeError says so, at once if
+                its length changed, or else in place of the last chunk. None is a new one.
             attention: What the prompt looks at: "dense" for everything, a pattern of
                 `specrs.attention`, or "auto" for one of them chosen for long prompts. What a
                 pattern changes depends on the text: `specrs.attention.compare` measures it.

@@ -150,6 +150,32 @@ fn auto_keeps_more_in_the_first_two_fifths_of_the_layers() {
 }
 
 #[test]
+fn bounds_of_what_is_exact_agree_with_the_rule() {
+    let window = || Box::new(Pattern::Window { sink: 1, window: 1, log: false });
+    let tail = |positions| Box::new(Pattern::DenseTail(positions, window()));
+    let split = |early, late| Pattern::LayerSplit { first: Layers::Count(1), early, late };
+    let patterns = [
+        *window(),
+        *tail(100),
+        *tail(5000),
+        Pattern::DenseTail(64, tail(200)),
+        Pattern::DenseBelow(128, tail(65)),
+        split(tail(100), window()),
+        split(Pattern::DenseBelow(256, tail(300)).into(), Pattern::DenseBelow(64, tail(70)).into()),
+    ];
+    for (pattern, end) in patterns.into_iter().flat_map(|pattern| [1, 64, 640, 700].map(|end| (pattern.clone(), end))) {
+        let prompt = Prompt { pattern: pattern.into(), end, counts: None };
+        let [first, last] = prompt.pattern.tail_starts(end);
+        let below = prompt.pattern.dense_below();
+        for position in 0..end {
+            let exact = [0, 1].map(|layer| prompt.rule(2, layer, position / PAGE).is_none());
+            assert!(position < first || exact.contains(&true), "{position}");
+            assert_eq!(exact == [true; 2], position < below || position >= last, "{position}");
+        }
+    }
+}
+
+#[test]
 fn blocks_are_given_up_whose_best_key_weighs_too_little() {
     let (cache, least) = (cache(7 * PAGE), 0.01);
     let mut given_up = [0; 2];

@@ -72,6 +72,11 @@ impl PyPattern {
         self.wrap(|inner| Pattern::DenseTail(positions.0, inner))
     }
 
+    /// The position from which some layer attends exactly because a prompt ends at `end`.
+    fn tail_start(&self, end: Count) -> usize {
+        self.0.tail_starts(end.0)[0]
+    }
+
     fn __repr__(&self) -> String {
         self.0.to_string()
     }
@@ -138,7 +143,9 @@ pub fn prompt(
         };
     };
     let counts = kept.map(|kept| match *kept.shape() {
-        _ if kept.try_readwrite().is_err() => Err(PyValueError::new_err("kept is read-only; give an array of its own")),
+        _ if kept.try_readwrite().is_err() => {
+            Err(PyValueError::new_err("kept cannot be written to; give an array of its own"))
+        }
         [layers, blocks, columns] if layers == n_layer && blocks == columns && blocks * PAGE >= end => {
             Ok(Arc::new(Counts::new(n_layer, blocks)))
         }

@@ -33,7 +33,7 @@ PATTERNS = (
     "DenseBelow(2048, Antidiagonal())",
 )
 PIECE = 512  # tokens whose time stands for the cost at a context
-STEADY = 8192  # tokens; shorter prompts are timed more often
+STEADY = 2048  # tokens; shorter prompts are timed more often
 CANDLE_MOST = 1024  # longer prompts take candle minutes
 RESULTS = Path(__file__).parent / "results"
 

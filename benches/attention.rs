@@ -1,9 +1,9 @@
 //! Exact attention of one core over caches of several lengths, in floating-point operations a second.
 
-use _specrs::attention::{Accumulator, Queries, Unit, Workspace};
-use _specrs::cache::{CacheShape, KvCache, PAGE};
+use _specrs::attention::cache::{CacheShape, KvCache, PAGE};
+use _specrs::attention::units::{Accumulator, Queries, Unit, Workspace};
 use _specrs::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
-use _specrs::kernels::Kernels;
+use _specrs::kernels::table::Kernels;
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
 use std::time::Duration;
 

@@ -7,11 +7,11 @@
 mod measured;
 mod random_model;
 
-use _specrs::cache::KvCache;
-use _specrs::gguf::GgufFile;
-use _specrs::kernels::Kernels;
-use _specrs::model::{CpuModel, Input};
-use _specrs::threads;
+use _specrs::attention::cache::KvCache;
+use _specrs::cpu::{CpuModel, Input};
+use _specrs::gguf::file::GgufFile;
+use _specrs::kernels::table::Kernels;
+use _specrs::workers::threads;
 use candle_core::quantized::gguf_file::Content;
 use candle_core::{Device, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;

@@ -6,9 +6,9 @@
 
 mod measured;
 
-use _specrs::blocks::GgmlType;
+use _specrs::gguf::types::GgmlType;
 use _specrs::kernels::layout::{interleaved, quant_bytes, scale_bytes, ActivationGroup, Rows, Tiles, GROUP, TILE};
-use _specrs::kernels::Kernels;
+use _specrs::kernels::table::Kernels;
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use measured::median_seconds;
 use std::hint::black_box;

@@ -1,15 +1,18 @@
 //! The CPU engine: loads a model and runs forwards over several sequences at once.
 
-use crate::cache::{CacheShape, KvCache};
-use crate::config::Config;
+use crate::arch::config::Config;
+use crate::arch::tensors::check_tensors;
+use crate::attention::cache::{CacheShape, KvCache};
+use crate::attention::patterns::Prompt;
 use crate::error::{room_for_logits, Error, Result};
-use crate::forward::{Buffers, Decoder, Outcome, Pass, Row, Task};
-use crate::gguf::GgufFile;
-use crate::kernels::Kernels;
-use crate::pattern::Prompt;
-use crate::tensors::check_tensors;
-use crate::threads;
-use crate::weights::Weights;
+use crate::forward::buffers::Buffers;
+use crate::forward::decoder::Decoder;
+use crate::forward::plan::Pass;
+use crate::forward::task::{Outcome, Row, Task};
+use crate::gguf::file::GgufFile;
+use crate::kernels::table::Kernels;
+use crate::weights::load::Weights;
+use crate::workers::threads;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 

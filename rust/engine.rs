@@ -1,16 +1,16 @@
 //! The two engines behind one interface: our own CPU kernels, and candle for its devices.
 
-use crate::cache::KvCache;
-use crate::candle_cache::CandleCache;
-use crate::candle_llama::{self, CandleModel};
-use crate::candle_weights::check_device;
-use crate::config::Config;
-use crate::distribution::argmax;
+use crate::arch::config::Config;
+use crate::attention::cache::KvCache;
+use crate::attention::patterns::{Pattern, Prompt};
+use crate::candle::cache::CandleCache;
+use crate::candle::decoder::{self, CandleModel};
+use crate::candle::weights::check_device;
+use crate::cpu::{self, CpuModel};
 use crate::error::{Error, Result};
-use crate::gguf::GgufFile;
-use crate::kernels::Kernels;
-use crate::model::{self, CpuModel};
-use crate::pattern::{Pattern, Prompt};
+use crate::gguf::file::GgufFile;
+use crate::kernels::table::Kernels;
+use crate::sampling::distribution::argmax;
 
 /// The devices a model can be loaded on.
 const DEVICES: [&str; 4] = ["cpu", "candle-cpu", "metal", "cuda"];
@@ -168,10 +168,10 @@ impl Engine {
     ) -> Result<Vec<f32>> {
         match (self, cache) {
             (Self::Cpu(model), Cache::Cpu(cache)) => {
-                model.forward(&mut [model::Input { cache, tokens, logits, prompt }], poll)
+                model.forward(&mut [cpu::Input { cache, tokens, logits, prompt }], poll)
             }
             (Self::Candle(model), Cache::Candle(cache)) => {
-                model.forward(&mut [candle_llama::Input { cache, tokens, logits, prompt }], poll)
+                model.forward(&mut [decoder::Input { cache, tokens, logits, prompt }], poll)
             }
             _ => unreachable!("a session's cache is made by its own engine"),
         }
@@ -188,7 +188,7 @@ impl Engine {
     ) -> Result<Vec<Option<u32>>> {
         match (self, cache) {
             (Self::Cpu(model), Cache::Cpu(cache)) => {
-                model.choose(&mut [model::Input { cache, tokens, logits, prompt: None }], poll)
+                model.choose(&mut [cpu::Input { cache, tokens, logits, prompt: None }], poll)
             }
             (_, cache) => {
                 let logits = self.forward(cache, tokens, logits, None, poll)?;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::blocks::GgmlType;
-use crate::metadata::{Array, Value};
+use crate::gguf::metadata::{Array, Value};
+use crate::gguf::types::GgmlType;
 
 /// A file that is removed when it goes out of scope.
 pub struct TempFile(PathBuf);

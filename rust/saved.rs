@@ -5,7 +5,8 @@
 //! pattern (length `u64` and bytes), cache, and the XXH3 hash of all that.
 
 use crate::error::{Error, Result};
-use crate::session::{Model, Session, Span};
+use crate::model::Model;
+use crate::session::{Session, Span};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

@@ -2,10 +2,10 @@
 
 mod made;
 
-use _specrs::cache::KvCache;
-use _specrs::gguf::GgufFile;
-use _specrs::kernels::Kernels;
-use _specrs::model::{CpuModel, Input};
+use _specrs::attention::cache::KvCache;
+use _specrs::cpu::{CpuModel, Input};
+use _specrs::gguf::file::GgufFile;
+use _specrs::kernels::table::Kernels;
 use candle_core::quantized::GgmlDType;
 use made::{make, tokens, SMALL};
 

@@ -2,13 +2,13 @@
 
 mod made;
 
-use _specrs::cache::KvCache;
-use _specrs::candle_cache::CandleCache;
-use _specrs::candle_llama::{CandleModel, Input};
+use _specrs::attention::cache::KvCache;
+use _specrs::candle::cache::CandleCache;
+use _specrs::candle::decoder::{CandleModel, Input};
+use _specrs::cpu::{self, CpuModel};
 use _specrs::error::Error;
-use _specrs::gguf::GgufFile;
-use _specrs::kernels::Kernels;
-use _specrs::model::{self, CpuModel};
+use _specrs::gguf::file::GgufFile;
+use _specrs::kernels::table::Kernels;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
@@ -122,7 +122,7 @@ fn fresh(model: &CandleModel, tokens: &[u32]) -> Vec<f32> {
 fn cpu(file: &GgufFile, kernels: Kernels, tokens: &[u32], logits: usize) -> Vec<f32> {
     let model = CpuModel::load(file, kernels, 2, &mut || false).unwrap();
     let mut cache = KvCache::new(model.cache_shape());
-    model.forward(&mut [model::Input { cache: &mut cache, tokens, logits, prompt: None }], &mut || false).unwrap()
+    model.forward(&mut [cpu::Input { cache: &mut cache, tokens, logits, prompt: None }], &mut || false).unwrap()
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The hyper-parameters of a Llama model, read from the metadata of its file.
 
-use crate::blocks::GgmlType;
 use crate::error::{Error, Result};
-use crate::gguf::GgufFile;
-use crate::metadata::Value;
+use crate::gguf::file::GgufFile;
+use crate::gguf::metadata::Value;
+use crate::gguf::types::GgmlType;
 
 /// Shapes and constants of the decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ const MAX_LAYERS: u64 = 1 << 12;
 const MAX_POSITIONS: u64 = i32::MAX as u64;
 
 impl Config {
-    /// The configuration of the model in `file`; [`check_tensors`](crate::tensors::check_tensors) checks it against the
+    /// The configuration of the model in `file`; [`check_tensors`](crate::arch::tensors::check_tensors) checks it against the
     /// tensors.
     ///
     /// An [`Error::Gguf`] names what is missing, contradictory or not supported.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::Config;
+use crate::arch::config::Config;
 use crate::error::Result;
-use crate::gguf::{GgufFile, TensorInfo};
+use crate::gguf::file::{GgufFile, TensorInfo};
 
 /// What names of tensors contain that change the result but that a plain Llama has not: biases, more norms, gates of
 /// experts, scales beside the weights, other encodings of positions.
@@ -87,9 +87,9 @@ fn belongs_to_block(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::GgmlType::F32;
     use crate::fixture::{tiny_llama, GgufWriter};
-    use crate::metadata::Value;
+    use crate::gguf::metadata::Value;
+    use crate::gguf::types::GgmlType::F32;
 
     fn check(writer: &GgufWriter) -> Result<()> {
         let file = writer.file();

@@ -5,8 +5,8 @@
 
 use crate::error::{Error, Result};
 use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
-use crate::kernels::shared::Shared;
-use crate::kernels::Kernels;
+use crate::kernels::table::Kernels;
+use crate::workers::shared::Shared;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 

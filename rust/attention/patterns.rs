@@ -1,16 +1,14 @@
 //! Sparse attention: which blocks of 64 positions the queries of a prompt attend to.
 //!
-//! A pattern decides, the kernel of [`crate::attention`] runs any decision. What a query keeps depends on its position,
+//! A pattern decides, the kernel of [`crate::attention::units`] runs any decision. What a query keeps depends on its position,
 //! its own values and earlier keys alone, never on how a prompt is cut into calls or on what follows.
 
-mod selection;
 #[cfg(test)]
 mod tests;
 
-pub use selection::Selection;
-
-use crate::attention::{Kept, Queries, Unit};
-use crate::cache::PAGE;
+use crate::attention::cache::PAGE;
+use crate::attention::selection::Selection;
+use crate::attention::units::{Kept, Queries, Unit};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;

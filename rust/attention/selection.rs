@@ -1,7 +1,7 @@
 //! How the queries of a unit choose blocks by their values, and what stands in for the blocks left out.
 
-use crate::attention::{Accumulator, Kept, Queries, Unit, Values, Weighing};
-use crate::cache::{put_key, put_value, PAGE};
+use crate::attention::cache::{put_key, put_value, PAGE};
+use crate::attention::units::{Accumulator, Kept, Queries, Unit, Values, Weighing};
 use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, ONE};
 use crate::kernels::softmax::SoftmaxState;
 use std::cmp::Ordering;

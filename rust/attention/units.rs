@@ -8,11 +8,11 @@
 //! Queries, keys, values and weights are multiplied in fixed point, see [`crate::kernels::fixed`]. The scale of a value
 //! goes into the weight of its position, since a sum of integers can have one scale only.
 
-use crate::cache::{Block, Page, PAGE};
+use crate::attention::cache::{Block, Page, PAGE};
 use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, Step};
 use crate::kernels::layout::TILE;
 use crate::kernels::softmax::{Softmax, SoftmaxState};
-use crate::kernels::Kernels;
+use crate::kernels::table::Kernels;
 use std::ops::Range;
 use std::sync::Arc;
 

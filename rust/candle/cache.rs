@@ -7,7 +7,7 @@
 use candle_core::{DType, Device, Tensor};
 use std::sync::Arc;
 
-use crate::cache::CacheShape;
+use crate::attention::cache::CacheShape;
 use crate::error::{Error, Result};
 
 /// The least number of positions there is room for, as soon as there is any.

@@ -1,6 +1,6 @@
 //! The Llama decoder on candle tensors, for the devices that candle drives: `candle-cpu`, `metal`, `cuda`.
 //!
-//! The interface is that of the CPU engine ([`crate::model`]); one code path serves all devices. Sequences run one
+//! The interface is that of the CPU engine ([`crate::cpu`]); one code path serves all devices. Sequences run one
 //! after the other. Weights stay quantised as in the file, all else is f32.
 //!
 //! Unlike on the CPU engine, a row depends in its last bits on how many rows are in the call: candle chooses kernels by
@@ -10,14 +10,14 @@
 use candle_core::quantized::QMatMul;
 use candle_core::{Device, Module, Tensor, D};
 
-use crate::cache::{CacheShape, PAGE};
-use crate::candle_cache::{device_error, CandleCache};
-use crate::candle_weights::{open_device, Layer, Weights};
-use crate::config::Config;
+use crate::arch::config::Config;
+use crate::arch::tensors::check_tensors;
+use crate::attention::cache::{CacheShape, PAGE};
+use crate::attention::patterns::{Pattern, Prompt};
+use crate::candle::cache::{device_error, CandleCache};
+use crate::candle::weights::{open_device, Layer, Weights};
 use crate::error::{room_for_logits, Error, Result};
-use crate::gguf::GgufFile;
-use crate::pattern::{Pattern, Prompt};
-use crate::tensors::check_tensors;
+use crate::gguf::file::GgufFile;
 
 /// Rows of one pass; longer inputs go through in chunks.
 const MAX_ROWS: usize = 256;
@@ -278,8 +278,8 @@ impl CandleModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::GgmlType;
     use crate::fixture::{tiny_llama, GgufWriter};
+    use crate::gguf::types::GgmlType;
 
     fn load(model: &GgufWriter, device: &str) -> Result<CandleModel> {
         CandleModel::load(&GgufFile::open(model.file().path())?, device, &mut || false)

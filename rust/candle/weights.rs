@@ -4,11 +4,11 @@ use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use std::borrow::Cow;
 
-use crate::blocks::GgmlType;
-use crate::candle_cache::device_error;
-use crate::config::Config;
+use crate::arch::config::Config;
+use crate::candle::cache::device_error;
 use crate::error::{Error, Result};
-use crate::gguf::{GgufFile, TensorInfo};
+use crate::gguf::file::{GgufFile, TensorInfo};
+use crate::gguf::types::GgmlType;
 
 /// One transformer block.
 pub struct Layer {
@@ -207,7 +207,7 @@ fn aligned_copy(bytes: &[u8]) -> Vec<u32> {
 mod tests {
     use super::*;
     use crate::fixture::tiny_llama;
-    use crate::metadata::Value;
+    use crate::gguf::metadata::Value;
 
     #[test]
     fn tensors_may_stand_at_any_address() {

@@ -1,10 +1,10 @@
 //! The memory that a pass works in.
 
-use super::Decoder;
-use crate::config::Config;
-use crate::kernels::shared::Shared;
-use crate::matmul::Activations;
-use crate::weights::Layer;
+use crate::arch::config::Config;
+use crate::forward::decoder::Decoder;
+use crate::forward::matmul::Activations;
+use crate::weights::load::Layer;
+use crate::workers::shared::Shared;
 
 /// Intermediate results of a pass, reused from one to the next.
 pub struct Buffers {

@@ -4,49 +4,14 @@
 //! [`super::output`]). The second is small: by the inequality of Cauchy and Schwarz no larger than the product of two
 //! norms. So the first alone tells which few tokens can be the most likely one, and only for them is the second added.
 
-use super::{Decoder, Pass, OUTPUT_PIECE};
-use crate::distribution::argmax;
+use crate::forward::candidates::{lock, Candidate, Choices, Found, NONE};
+use crate::forward::decoder::Decoder;
+use crate::forward::matmul::multiply;
+use crate::forward::plan::Pass;
+use crate::forward::project::OUTPUT_PIECE;
 use crate::kernels::layout::TILE;
-use crate::kernels::shared::Shared;
-use crate::matmul::multiply;
-use crate::threads::Worker;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// What the workers know of the choices of a pass.
-pub(super) struct Choices {
-    /// What each worker found.
-    found: Vec<Mutex<Vec<Found>>>,
-    /// The tokens, by wanted row; [`NONE`] if no logit is above -inf.
-    tokens: Shared<u32>,
-}
-
-const NONE: u32 = u32::MAX;
-
-/// What one worker found for one row.
-struct Found {
-    /// At least one logit is no lower.
-    low: f32,
-    candidates: Vec<Candidate>,
-}
-
-#[derive(Clone, Copy)]
-struct Candidate {
-    token: u32,
-    /// The first part of its logit.
-    coarse: f32,
-    /// Its logit is no higher.
-    high: f32,
-}
-
-impl Choices {
-    pub(super) fn new(workers: usize, rows: usize) -> Self {
-        Self { found: (0..workers).map(|_| Mutex::default()).collect(), tokens: Shared::zeroed(rows) }
-    }
-
-    pub(super) fn into_tokens(self) -> Vec<Option<u32>> {
-        self.tokens.into_vec().into_iter().map(|token| (token != NONE).then_some(token)).collect()
-    }
-}
+use crate::sampling::distribution::argmax;
+use crate::workers::threads::Worker;
 
 impl Pass {
     /// Chooses the most likely token of every wanted row.
@@ -110,21 +75,4 @@ impl Pass {
         }
         *lock(&choices.found[worker.index]) = found;
     }
-}
-
-impl Candidate {
-    /// Whether its logit can be as high as `low`. One that is not a number may: its logit tells.
-    fn reaches(&self, low: f32) -> bool {
-        self.high >= low || self.high.is_nan()
-    }
-}
-
-impl Default for Found {
-    fn default() -> Self {
-        Self { low: f32::NEG_INFINITY, candidates: Vec::new() }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

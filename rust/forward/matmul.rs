@@ -4,9 +4,9 @@
 //! unpacked once for all rows. Threads share out tiles, never columns, so a result never depends on them.
 
 use crate::kernels::layout::{interleaved, interleaved_at, ActivationGroup, Rows, GROUP, INTERLEAVED, TILE};
-use crate::kernels::shared::Shared;
-use crate::kernels::Kernels;
-use crate::weights::Matrix;
+use crate::kernels::table::Kernels;
+use crate::weights::matrix::Matrix;
+use crate::workers::shared::Shared;
 use std::ops::Range;
 
 /// Rows of activations, ready for [`multiply`].

@@ -1,22 +1,11 @@
 //! The phase of a pass that stores keys and values in the cache.
 
-use super::{Decoder, Local, Pass, Row};
-use crate::cache::PAGE;
+use crate::attention::cache::PAGE;
+use crate::forward::decoder::Decoder;
+use crate::forward::plan::{Local, Pass};
+use crate::forward::task::Row;
 use crate::kernels::fixed::{largest_quant, LARGEST_VALUE};
-use crate::threads::Worker;
-use std::ops::Range;
-
-/// Cuts rows where the next one belongs to another page.
-pub(super) fn by_page(rows: &[Row]) -> Vec<Range<usize>> {
-    let page = |row: &Row| (row.sequence, row.position / PAGE);
-    let mut end = 0;
-    let range = |some: &[Row]| {
-        let start = end;
-        end += some.len();
-        start..end
-    };
-    rows.chunk_by(|a, b| page(a) == page(b)).map(range).collect()
-}
+use crate::workers::threads::Worker;
 
 impl Pass {
     /// Rotates the keys and stores keys and values in the cache.

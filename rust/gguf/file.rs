@@ -5,10 +5,10 @@ use std::mem;
 use std::path::{Path, PathBuf};
 
 use crate::error::Result;
-use crate::header::Header;
-pub use crate::header::TensorInfo;
-use crate::mapping::Mapping;
-use crate::metadata::Metadata;
+use crate::gguf::header::Header;
+pub use crate::gguf::header::TensorInfo;
+use crate::gguf::mapping::Mapping;
+use crate::gguf::metadata::Metadata;
 
 /// An opened model file.
 ///
@@ -182,10 +182,10 @@ fn check_part(metadata: &Metadata, number: u64, count: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::GgmlType;
     use crate::error::Error;
     use crate::fixture::{GgufWriter, TempFile};
-    use crate::metadata::Value;
+    use crate::gguf::metadata::Value;
+    use crate::gguf::types::GgmlType;
 
     /// Three parts of a split model, which hold the tensors `t0`, `t1` and `t2`.
     fn parts() -> Vec<GgufWriter> {

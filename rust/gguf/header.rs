@@ -9,10 +9,10 @@ use std::fmt::Arguments;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::blocks::GgmlType;
 use crate::error::Result;
-use crate::metadata::Metadata;
-use crate::reader::Reader;
+use crate::gguf::metadata::Metadata;
+use crate::gguf::reader::Reader;
+use crate::gguf::types::GgmlType;
 
 /// `GGML_MAX_DIMS`.
 const MAX_DIMENSIONS: u32 = 4;

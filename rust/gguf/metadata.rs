@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::strings::Strings;
+use crate::gguf::strings::Strings;
 
 /// One metadata value.
 #[allow(missing_docs)]

@@ -8,7 +8,7 @@ use std::fmt::{Arguments, Display};
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::metadata::{Array, Value};
+use crate::gguf::metadata::{Array, Value};
 
 /// Arrays may hold arrays, to this depth; no known file has more than one level.
 const MAX_ARRAY_DEPTH: usize = 4;

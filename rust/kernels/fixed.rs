@@ -5,8 +5,8 @@
 //! 5,792 where 64 products are added up. In f16 a value is off by up to a 4,096th of itself: more for the large values
 //! that decide a score, less for the small ones.
 
-use super::layout::TILE;
-use super::Kernels;
+use crate::kernels::layout::TILE;
+use crate::kernels::table::Kernels;
 
 /// A row's largest magnitude counts as no less: steps are then not finer than those of f16 next to zero.
 pub const LEAST: f32 = 1.0 / 2048.0;

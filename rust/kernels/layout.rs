@@ -24,7 +24,7 @@
 //!
 //! Rows are quantised once to int8 with one f32 scale per group; see [`ActivationGroup`] and [`Rows`].
 
-use crate::blocks::GgmlType;
+use crate::gguf::types::GgmlType;
 
 /// Output rows in a tile.
 pub const TILE: usize = 16;
@@ -109,7 +109,7 @@ layouts! {
 /// Calls `function::<L, ..>(args)` with the [`Layout`] `L` of a quantised `GgmlType`.
 macro_rules! with_layout {
     ($dtype:expr, $function:ident::<_ $(, $generic:tt)*>($($arg:expr),*)) => {{
-        use $crate::blocks::GgmlType as T;
+        use $crate::gguf::types::GgmlType as T;
         use $crate::kernels::layout as l;
         match $dtype {
             T::Q4_0 => $function::<l::Q4_0 $(, $generic)*>($($arg),*),

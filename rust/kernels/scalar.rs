@@ -1,12 +1,12 @@
 //! The specification of every kernel, in plain loops; the other instruction sets give the same bits.
 
-use super::fixed::{Output, Shape, ONE};
-use super::layout::*;
-use crate::blocks::GgmlType;
+use crate::gguf::types::GgmlType;
+use crate::kernels::fixed::{Output, Shape, ONE};
+use crate::kernels::layout::*;
 use half::{bf16, f16};
 
-pub use super::softmax::{drop_low_rows, merge, softmax_rows};
-pub use super::vector::*;
+pub use crate::kernels::softmax::{drop_low_rows, merge, softmax_rows};
+pub use crate::kernels::vector::*;
 
 /// Dot products of the 16 rows of every tile with every activation row: `out[tile][m][r]`.
 pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {

@@ -3,8 +3,8 @@
 //! Scores are logarithms to base 2, whose powers take fewer steps. Written as [`super::vector`] is: once over 16 lanes,
 //! with the same bits from every instruction set.
 
-use super::fixed::{Step, ONE};
-use super::vector::{exp2_to_one, largest_lane, rounded, sum_of_lanes, LANES};
+use crate::kernels::fixed::{Step, ONE};
+use crate::kernels::vector::{exp2_to_one, largest_lane, rounded, sum_of_lanes, LANES};
 
 /// Scores in a row of a block.
 const BLOCK: usize = 64;

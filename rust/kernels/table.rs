@@ -1,29 +1,14 @@
-//! The compute kernels, behind one table that is chosen at run time.
-//!
-//! [`scalar`] is the specification. Each instruction set has a file with functions of the same names that give the
-//! same bits; a [`Kernels`] value holds one set and can only be made on a CPU that has it.
-
-#[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod avxvnni;
-pub mod fixed;
-pub mod layout;
-pub mod scalar;
-pub mod shared;
-pub mod softmax;
-#[cfg(test)]
-pub(crate) mod tests;
-pub mod vector;
+//! The table of kernels, and which set this CPU runs.
 
 use crate::error::{Error, Result};
-use fixed::{Output, Shape};
-use layout::{ActivationGroup, Rows, Tiles, TILE};
-use softmax::{Softmax, SoftmaxState};
+use crate::kernels::fixed::{Output, Shape};
+use crate::kernels::layout::{ActivationGroup, Rows, Tiles, TILE};
+use crate::kernels::scalar;
+use crate::kernels::softmax::{Softmax, SoftmaxState};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::x86::{amx, avx2, avx512, avxvnni};
+#[cfg(doc)]
+use crate::kernels::{softmax, vector};
 
 /// See [`scalar::multiply`].
 type Multiply = unsafe fn(Shape<'_>, &[i16], &[i16], Output<'_>, &[i16], &mut [f32]);
@@ -195,34 +180,6 @@ impl Kernels {
         scale(x: &mut [f32], factor: f32);
         /// See [`softmax::merge`].
         merge(states: &mut [SoftmaxState], sums: &mut [f32], others: &[SoftmaxState], other_sums: &[f32]);
-    }
-}
-
-/// Values that will be read soon, to be asked for a few cache lines at a time.
-#[cfg(target_arch = "x86_64")]
-struct Ahead {
-    next: *const u8,
-    lines: usize,
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Ahead {
-    const LINE: usize = 64;
-
-    /// All of `values` in `steps` steps.
-    fn new(values: &[i16], steps: usize) -> Self {
-        Self { next: values.as_ptr().cast(), lines: size_of_val(values).div_ceil(Self::LINE).div_ceil(steps.max(1)) }
-    }
-
-    /// Asks for the next few lines; the last step may ask for some beyond the values.
-    #[inline(always)]
-    fn step(&mut self) {
-        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T1};
-        for _ in 0..self.lines {
-            // SAFETY: a hint, which reads nothing; every x86-64 CPU has it.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.cast()) };
-            self.next = self.next.wrapping_add(Self::LINE);
-        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Every instruction set against the specification, bit for bit, and the specification against f64 arithmetic.
 
-use super::layout::*;
-use super::{scalar, Kernels};
-use crate::blocks::GgmlType;
+use crate::gguf::types::GgmlType;
+use crate::kernels::layout::*;
+use crate::kernels::scalar;
+use crate::kernels::table::Kernels;
 use half::f16;
 
 /// A small generator (xorshift64*) so that inputs are the same everywhere.

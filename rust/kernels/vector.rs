@@ -3,8 +3,8 @@
 //! Sums run in 16 lanes that are folded in a fixed tree and multiply-adds are explicit, so the compiler may not
 //! reorder anything and every instruction set gives the same bits.
 
-use super::fixed::LEAST;
-use super::layout::ActivationGroup;
+use crate::kernels::fixed::LEAST;
+use crate::kernels::layout::ActivationGroup;
 
 pub(super) const LANES: usize = 16;
 

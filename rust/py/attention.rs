@@ -1,8 +1,8 @@
 //! Attention patterns in Python: plain values that `specrs.attention` builds.
 
 use super::convert::{shown, Count};
-use crate::cache::PAGE;
-use crate::pattern::{Counts, Layers, Pattern, Prompt};
+use crate::attention::cache::PAGE;
+use crate::attention::patterns::{Counts, Layers, Pattern, Prompt};
 use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
 //! Conversions between Python and the engine: errors, token ids, counts and metadata.
 
 use crate::error::Error;
-use crate::metadata::{Array, Metadata, Value};
+use crate::gguf::metadata::{Array, Metadata, Value};
 use numpy::PyReadonlyArray1;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyTypeError, PyValueError};

@@ -2,8 +2,8 @@
 
 use super::convert::{shown, Count};
 use super::lock;
-use crate::ngrams::{self, Occurrence};
-use crate::suffix::{self, SuffixTree};
+use crate::drafting::ngrams::{self, Occurrence};
+use crate::drafting::suffix::{self, SuffixTree};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};

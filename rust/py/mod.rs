@@ -7,12 +7,13 @@ mod sampling;
 mod sessions;
 mod text;
 
-use crate::config::Config;
-use crate::gguf::GgufFile;
+use crate::arch::config::Config;
+use crate::arch::tensors::ignored_tensors;
+use crate::gguf::file::GgufFile;
+use crate::model::{self, Options};
 use crate::saved;
-use crate::session::{self, Options};
-use crate::tensors::ignored_tensors;
-use crate::tokenizer;
+use crate::session;
+use crate::tokenizer::codec;
 use attention::{pattern, PyPattern};
 use convert::{metadata_dict, ContextOverflow, Count, GgufError};
 use pyo3::exceptions::PyRuntimeError;
@@ -110,7 +111,7 @@ impl PyGgufFile {
     /// Name, type, shape (rows first) and bytes of every tensor, in file order.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<TensorRow<'_, 'py>>> {
-        let row = |tensor: &'_ crate::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
+        let row = |tensor: &'_ crate::gguf::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
         self.0.tensors().iter().map(|t| Ok((t.name.as_str(), t.dtype.name(), row(t)?, t.bytes()))).collect()
     }
 }
@@ -118,9 +119,9 @@ impl PyGgufFile {
 /// A loaded model; immutable, shared by its sessions and safe to use from several threads.
 #[pyclass(frozen, module = "specrs._specrs", name = "Model")]
 struct PyModel {
-    model: Arc<session::Model>,
-    tokenizer: Arc<tokenizer::Tokenizer>,
-    metadata: crate::metadata::Metadata,
+    model: Arc<model::Model>,
+    tokenizer: Arc<codec::Tokenizer>,
+    metadata: crate::gguf::metadata::Metadata,
 }
 
 #[pymethods]
@@ -141,8 +142,8 @@ impl PyModel {
             let file = GgufFile::open(&path)?;
             // What can be refused is refused before the weights are read.
             options.check(&file)?;
-            let tokenizer = tokenizer::Tokenizer::from_gguf(&file)?;
-            let model = session::Model::load(&file, &options, poll)?;
+            let tokenizer = codec::Tokenizer::from_gguf(&file)?;
+            let model = model::Model::load(&file, &options, poll)?;
             Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
         })
     }

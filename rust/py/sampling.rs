@@ -2,8 +2,8 @@
 
 use super::convert::{token_ids, Count};
 use super::lock;
-use crate::distribution::Filters;
-use crate::sampling::{Sampler, Settings};
+use crate::sampling::distribution::Filters;
+use crate::sampling::picks::{Sampler, Settings};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

@@ -3,7 +3,7 @@
 use super::attention::{counted, prompt};
 use super::convert::{shown, token_ids, Count};
 use super::{interruptible, lock};
-use crate::cache::PAGE;
+use crate::attention::cache::PAGE;
 use crate::error::{Error, Result};
 use crate::{saved, session};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};

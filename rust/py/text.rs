@@ -2,13 +2,13 @@
 
 use super::convert::{token_ids, Count};
 use super::lock;
-use crate::{text_stream, tokenizer};
+use crate::tokenizer::{codec, text_stream};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
 /// The tokenizer a GGUF file describes (SPM or BPE).
 #[pyclass(frozen, module = "specrs._specrs", name = "Tokenizer")]
-pub struct PyTokenizer(pub Arc<tokenizer::Tokenizer>);
+pub struct PyTokenizer(pub Arc<codec::Tokenizer>);
 
 #[pymethods]
 impl PyTokenizer {

@@ -3,7 +3,7 @@
 //! Tokens are ordered by logit, the lower id first among equals. NaN counts as -inf: such a token is never chosen.
 //! All is plain arithmetic in a fixed order, so equal rows give equal results to the last bit.
 
-use crate::noise::Noise;
+use crate::sampling::noise::Noise;
 use std::cmp::Ordering;
 
 /// Lanes of the loops that the compiler is to vectorise.

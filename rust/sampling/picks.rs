@@ -1,8 +1,8 @@
 //! The choice of the next token: penalties by what came before, biases, filters, and a draw that a seed determines.
 
-use crate::distribution::{argmax, Filters, Scratch};
 use crate::error::{Error, Result};
-use crate::noise::Noise;
+use crate::sampling::distribution::{argmax, Filters, Scratch};
+use crate::sampling::noise::Noise;
 use std::collections::HashMap;
 
 /// How tokens are chosen.

@@ -6,7 +6,7 @@ use super::merging::{merge, Part};
 use super::vocabulary::{Kind, Vocabulary};
 use super::words::Words;
 use crate::error::Result;
-use crate::metadata::Metadata;
+use crate::gguf::metadata::Metadata;
 
 const MERGES: &str = "tokenizer.ggml.merges";
 

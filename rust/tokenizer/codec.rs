@@ -1,21 +1,14 @@
 //! Text to token ids and back, as the metadata of a model file describes it.
 
-pub mod bpe;
-pub mod markers;
-pub mod merging;
-pub mod spm;
-pub mod vocabulary;
-pub mod words;
-
 use crate::error::{Error, Result};
-use crate::gguf::GgufFile;
-use crate::metadata::Metadata;
+use crate::gguf::file::GgufFile;
+use crate::gguf::metadata::Metadata;
 
-use bpe::Bpe;
-use markers::{Fragment, Markers};
-use spm::Spm;
-use vocabulary::{Kind, Spelling, Vocabulary};
-use words::Words;
+use crate::tokenizer::bpe::Bpe;
+use crate::tokenizer::markers::{Fragment, Markers};
+use crate::tokenizer::spm::Spm;
+use crate::tokenizer::vocabulary::{Kind, Spelling, Vocabulary};
+use crate::tokenizer::words::Words;
 
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::merging::{merge, Part};
 use super::vocabulary::{check_len, Kind, Vocabulary};
 use crate::error::Result;
-use crate::metadata::Metadata;
+use crate::gguf::metadata::Metadata;
 
 const SCORES: &str = "tokenizer.ggml.scores";
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::codec::Tokenizer;
 
 /// Turns ids into text piece by piece. All pieces together are what [`Tokenizer::decode`] makes of the ids.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
     use crate::fixture::tiny_spm;
-    use crate::gguf::GgufFile;
+    use crate::gguf::file::GgufFile;
 
     /// Ids of the bytes of `text` in a vocabulary that has them from id 3 on.
     fn byte_ids(text: &[u8]) -> Vec<u32> {

@@ -1,8 +1,8 @@
 //! The tokens of a model file: what each is for and which bytes it stands for.
 
 use crate::error::Result;
-use crate::metadata::Metadata;
-use crate::strings::Strings;
+use crate::gguf::metadata::Metadata;
+use crate::gguf::strings::Strings;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const KINDS: &str = "tokenizer.ggml.token_type";

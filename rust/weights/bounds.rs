@@ -1,10 +1,10 @@
 //! How large the rows of a quantised matrix are.
 
-use super::Matrix;
 use crate::kernels::layout::{with_layout, Layout, Tile, GROUP, TILE};
 use crate::kernels::scalar::{lane, row_weights, unpack_one};
-use crate::kernels::shared::Shared;
-use crate::threads;
+use crate::weights::matrix::Matrix;
+use crate::workers::shared::Shared;
+use crate::workers::threads;
 use std::sync::Arc;
 
 /// For every row, 16 to an element: a number whose product with the norm of activations no kernel's dot product with

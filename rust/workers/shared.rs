@@ -4,7 +4,7 @@
 //! its own part of a buffer and nobody reads that part; after the barrier everybody may read. The borrow checker
 //! cannot see barriers, so this file states the contract once and keeps the `unsafe` that relies on it.
 
-use crate::mapping::{zeros, Zeros};
+use crate::workers::memory::{zeros, Zeros};
 use bytemuck::Zeroable;
 use std::cell::UnsafeCell;
 use std::ops::Range;

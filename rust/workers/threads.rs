@@ -15,10 +15,8 @@
 //! - Between runs a helper spins for [`IDLE_SPIN`] and then parks: long enough for the Python code between two decode
 //!   steps, short enough that an idle process uses no CPU.
 
-mod affinity;
-mod barrier;
-
-use barrier::{wait_until, Barrier};
+use crate::workers::affinity;
+use crate::workers::barrier::{wait_until, Barrier};
 use std::ops::Range;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fixture::{tiny_llama, GgufWriter};
-use crate::metadata::Array;
+use crate::gguf::metadata::Array;
 
 fn config(model: &GgufWriter) -> Result<Config> {
     let file = model.file();

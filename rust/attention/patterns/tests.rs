@@ -1,11 +1,11 @@
 //! What patterns keep, on caches of random keys.
 
 use super::{Layers, Pattern, Prompt, Selection};
-use crate::attention::{Accumulator, Queries, Unit, Workspace};
-use crate::cache::{CacheShape, KvCache, PAGE};
+use crate::attention::cache::{CacheShape, KvCache, PAGE};
+use crate::attention::units::{Accumulator, Queries, Unit, Workspace};
 use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
+use crate::kernels::table::Kernels;
 use crate::kernels::tests::Random;
-use crate::kernels::Kernels;
 
 const WIDTH: usize = 16;
 const GROUP: usize = 3;

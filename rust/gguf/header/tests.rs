@@ -1,6 +1,6 @@
 use super::*;
 use crate::fixture::{FileTensor, GgufWriter};
-use crate::metadata::{Array, Value};
+use crate::gguf::metadata::{Array, Value};
 
 fn parse(bytes: &[u8]) -> Result<Header> {
     Header::parse(Path::new("model.gguf"), bytes)

@@ -2,8 +2,8 @@
 
 use super::{Softmax, SoftmaxState};
 use crate::kernels::fixed::{Step, ONE};
+use crate::kernels::table::Kernels;
 use crate::kernels::tests::Random;
-use crate::kernels::Kernels;
 
 #[test]
 fn the_softmax_has_the_bits_of_the_specification() {

@@ -4,8 +4,8 @@ use crate::kernels::fixed::{largest_quant, Output, Shape, Step, LARGEST_VALUE, O
 use crate::kernels::layout::*;
 use crate::kernels::scalar;
 use crate::kernels::softmax::SoftmaxState;
+use crate::kernels::table::Kernels;
 use crate::kernels::tests::{quantize, Random};
-use crate::kernels::Kernels;
 
 #[test]
 fn quantised_activations_are_within_half_a_step_and_their_sums_are_exact() {

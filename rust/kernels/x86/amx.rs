@@ -1,7 +1,7 @@
 //! AMX: sixteen activation rows times a group of a weight tile in one instruction.
 //!
 //! The integer products of a group are exact, so only the few float operations that scale and add them up decide the
-//! bits; these are those of [`super::scalar::dot`], in the same order.
+//! bits; these are those of [`crate::kernels::scalar::dot`], in the same order.
 //!
 //! Performance notes (one core of a Sapphire Rapids):
 //! - 128 rows, data in cache: 340 to 380 billion multiply-adds a second for 4-bit and 8-bit types, `vpdpbusd` 190 to 210.
@@ -20,14 +20,14 @@ mod panel;
 mod stream;
 mod unit;
 
-use super::avx512;
-use super::layout::*;
+use crate::kernels::layout::*;
+use crate::kernels::x86::avx512;
 use panel::dot_panels;
 use std::arch::x86_64::*;
 use stream::dot_stream;
 use unit::Quants;
 
-pub use avx512::{
+pub use crate::kernels::x86::avx512::{
     drop_low_rows, merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
 };
 
@@ -60,7 +60,7 @@ fn allow() -> bool {
     false
 }
 
-/// As [`super::scalar::dot`].
+/// As [`crate::kernels::scalar::dot`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     if tiles.dtype.is_float() || rows.count < FEWEST {

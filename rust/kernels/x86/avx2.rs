@@ -12,10 +12,10 @@ mod products;
 
 pub use attention::multiply;
 
-use super::layout::*;
-use super::softmax::{self, SoftmaxState};
-use super::vector;
-use crate::blocks::GgmlType;
+use crate::gguf::types::GgmlType;
+use crate::kernels::layout::*;
+use crate::kernels::softmax::{self, SoftmaxState};
+use crate::kernels::vector;
 use products::{add_products, add_products_vnni, Sums};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -42,14 +42,14 @@ struct Group {
     weights: GroupWeights,
 }
 
-/// As [`super::scalar::dot`].
+/// As [`crate::kernels::scalar::dot`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     // SAFETY: AVX-VNNI is not used.
     unsafe { dot_with::<false>(tiles, rows, out) }
 }
 
-/// As [`super::scalar::dot`], with AVX-VNNI's products if `VNNI`.
+/// As [`crate::kernels::scalar::dot`], with AVX-VNNI's products if `VNNI`.
 ///
 /// # Safety
 /// If `VNNI`, the CPU must have AVX-VNNI.

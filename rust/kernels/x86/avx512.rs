@@ -14,10 +14,10 @@
 
 mod attention;
 
-use super::layout::*;
-use super::softmax::{self, Softmax, SoftmaxState};
-use super::vector;
-use crate::blocks::GgmlType;
+use crate::gguf::types::GgmlType;
+use crate::kernels::layout::*;
+use crate::kernels::softmax::{self, Softmax, SoftmaxState};
+use crate::kernels::vector;
 use std::arch::x86_64::*;
 
 pub use attention::multiply;
@@ -47,7 +47,7 @@ macro_rules! with_rows {
     };
 }
 
-/// As [`super::scalar::dot`].
+/// As [`crate::kernels::scalar::dot`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     check_dot(tiles, rows, out);

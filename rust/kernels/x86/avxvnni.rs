@@ -1,13 +1,13 @@
 //! AVX-VNNI: AVX2 with four products a lane in one instruction, for CPUs that have it but not AVX-512.
 
-pub use super::avx2::{
+pub use crate::kernels::x86::avx2::{
     drop_low_rows, merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
 };
 
-use super::avx2;
-use super::layout::{Rows, Tiles, TILE};
+use crate::kernels::layout::{Rows, Tiles, TILE};
+use crate::kernels::x86::avx2;
 
-/// As [`super::scalar::dot`].
+/// As [`crate::kernels::scalar::dot`].
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     // SAFETY: whoever calls this has AVX-VNNI.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Tokenizer;
-use crate::gguf::GgufFile;
+use crate::gguf::file::GgufFile;
 
 /// Compare with the published ids beside the vocabulary `path`: those of text, and those with marks if they are there.
 fn check_published_ids(path: &Path) -> usize {

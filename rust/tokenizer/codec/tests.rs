@@ -2,9 +2,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::blocks::GgmlType;
 use crate::fixture::{tiny_bpe, tiny_spm, GgufWriter};
-use crate::metadata::{Array, Value};
+use crate::gguf::metadata::{Array, Value};
+use crate::gguf::types::GgmlType;
 
 fn tokenizer(model: &GgufWriter) -> Result<Tokenizer> {
     let file = model.file();

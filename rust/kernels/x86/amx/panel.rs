@@ -1,9 +1,9 @@
 //! Many rows: groups of a tile are unpacked together and then used by every block of rows.
 
-use super::super::avx512::{self, GroupWeights, ScaleReader};
-use super::super::layout::*;
 use super::unit::{Products, Quants, Unit};
 use super::{signed_quants, BLOCK};
+use crate::kernels::layout::*;
+use crate::kernels::x86::avx512::{self, GroupWeights, ScaleReader};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 

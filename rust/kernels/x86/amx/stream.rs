@@ -1,10 +1,10 @@
 //! One block of rows: a group goes from memory through the unit to the sums, and while its products are on their way
 //! the next ones are unpacked, across the ends of tiles.
 
-use super::super::avx512::{self, GroupWeights, ScaleReader};
-use super::super::layout::*;
 use super::unit::{Products, Quants, Unit};
 use super::{signed_quants, BLOCK, FEWEST};
+use crate::kernels::layout::*;
+use crate::kernels::x86::avx512::{self, GroupWeights, ScaleReader};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 

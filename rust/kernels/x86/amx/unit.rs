@@ -1,8 +1,8 @@
 //! The tile registers, and what goes in and comes out of them.
 
-use super::super::avx512::GroupWeights;
-use super::super::layout::*;
 use super::BLOCK;
+use crate::kernels::layout::*;
+use crate::kernels::x86::avx512::GroupWeights;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;

@@ -3,7 +3,7 @@
 use super::{load, store, BLOCK};
 use crate::kernels::fixed::{Output, Shape, ONE};
 use crate::kernels::layout::TILE;
-use crate::kernels::Ahead;
+use crate::kernels::x86::prefetch::Prefetch;
 use std::arch::x86_64::*;
 
 /// As [`crate::kernels::scalar::multiply`].
@@ -39,7 +39,7 @@ fn multiply_block<const M: usize>(
     let pairs = b.len() / (2 * columns);
     let a: [&[[i16; 2]]; M] = indices.map(|i| &a[i * depth..][..2 * pairs].as_chunks().0[..pairs]);
     let mut acc = [[_mm256_setzero_si256(); 2]; M];
-    let mut ahead = Ahead::new(ahead, pairs);
+    let mut ahead = Prefetch::new(ahead, pairs);
     for (k, row) in b.chunks_exact(2 * columns).enumerate() {
         ahead.step();
         let row = &row[2 * n..][..2 * TILE];

@@ -1,6 +1,6 @@
 //! The integer products of a group, by `vpmaddubsw` or by AVX-VNNI.
 
-use super::super::layout::*;
+use crate::kernels::layout::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;

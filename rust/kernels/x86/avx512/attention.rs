@@ -11,7 +11,7 @@
 
 use super::{load, store, TILE};
 use crate::kernels::fixed::{Output, Shape, ONE};
-use crate::kernels::Ahead;
+use crate::kernels::x86::prefetch::Prefetch;
 use std::arch::x86_64::*;
 
 /// Rows of a block: with four registers of columns their sums fill 24 of the 32 registers.
@@ -72,7 +72,7 @@ fn multiply_block<const M: usize, const W: usize>(
     let pairs = b.len() / (2 * columns);
     let a: [&[[i16; 2]]; M] = indices.map(|i| &a[i * depth..][..2 * pairs].as_chunks().0[..pairs]);
     let mut acc = [[_mm512_setzero_si512(); W]; M];
-    let mut ahead = Ahead::new(ahead, pairs);
+    let mut ahead = Prefetch::new(ahead, pairs);
     for row in 0..pairs {
         ahead.step();
         let columns: &[[i16; 2 * TILE]; W] = registers(&b[2 * (row * columns + n)..]);

@@ -1,0 +1,17 @@
+//! One pass through the decoder: [`plan`] prepares it, [`run`] lists its phases in order, each other file has one of them
+//! or what it needs.
+
+pub mod task;
+pub mod matmul;
+pub mod decoder;
+pub mod buffers;
+mod shares;
+mod candidates;
+pub mod plan;
+mod project;
+mod store;
+mod attend;
+mod feed_forward;
+mod output;
+mod choose;
+pub mod run;

@@ -1,0 +1,11 @@
+//! Text to token ids and back, as the metadata of a model file describes it: [`codec`] does both, [`text_stream`] piece
+//! by piece.
+
+pub mod words;
+pub mod vocabulary;
+pub mod markers;
+pub mod merging;
+pub mod spm;
+pub mod bpe;
+pub mod codec;
+pub mod text_stream;

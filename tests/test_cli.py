@@ -17,7 +17,8 @@ import pytest
 
 import fake_engine
 import specrs
-from specrs import cli, display
+from specrs import cli
+from specrs.cli import display
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -218,7 +219,7 @@ def test_text_that_the_terminal_cannot_show_fails_nothing(
 ) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(cli, "shortened", lambda *_: "…\udcff")
+    monkeypatch.setattr("specrs.cli.app.shortened", lambda *_: "…\udcff")
     run("inspect", toy)
     out.flush()
     written = out.buffer.getvalue()
@@ -285,7 +286,9 @@ def test_demo_shows_that_both_results_are_the_same(
     ran = run("demo", "--max-tokens", 60)
     assert ran.code == 0
     text = (
-        specrs.Llama(toy).chat([{"role": "user", "content": cli.DEMO_PROMPT}], max_tokens=60).text
+        specrs.Llama(toy)
+        .chat([{"role": "user", "content": cli.app.DEMO_PROMPT}], max_tokens=60)
+        .text
     )
     assert ran.out.count(text) == 2
     lines = ran.out.splitlines()
@@ -300,7 +303,7 @@ def test_demo_fails_if_the_results_differ(
     monkeypatch.setattr(specrs, "pull", lambda _: toy)
     # A verification that believes every draft.
     monkeypatch.setattr(
-        "specrs.generate.verify", lambda picks, draft: [*draft, list(picks)[len(draft)]]
+        "specrs.decoding.generate.verify", lambda picks, draft: [*draft, list(picks)[len(draft)]]
     )
     ran = run("demo", "--max-tokens", 60)
     assert ran.code == 1

@@ -8,8 +8,8 @@ from functools import lru_cache
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._specrs import Tokenizer
-from .arguments import checked_text
+from .._specrs import Tokenizer
+from ..arguments import checked_text
 
 if TYPE_CHECKING:
     import jinja2

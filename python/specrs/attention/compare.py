@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ._specrs import Pattern as _Native
-from ._specrs import Session
-from .arguments import checked_int
+from .._specrs import Pattern as _Native
+from .._specrs import Session
+from ..arguments import checked_int
 from .patterns import (
     Antidiagonal,
     BlockMean,

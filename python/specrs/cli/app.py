@@ -74,7 +74,7 @@ def inspect(
     threads: Threads = None,
 ) -> None:
     """Show what is in a model file and what it needs in memory."""
-    from ._specrs import GgufFile
+    from .._specrs import GgufFile
 
     file = specrs.pull(model)
     header = GgufFile(file)
@@ -256,7 +256,7 @@ def sparse_check(
     threads: Threads = None,
 ) -> None:
     """Compare sparse with exact prefill of a text: fidelity, density, speed, greedy tokens."""
-    from .fidelity import check_heat_map
+    from ..attention.fidelity import check_heat_map
 
     check_max_tokens(max_tokens)
     pattern = specrs.attention.parse(attention)

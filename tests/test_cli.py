@@ -19,6 +19,7 @@ import fake_engine
 import specrs
 from specrs import cli
 from specrs.cli import display
+from specrs.cli.demo import DEMO_PROMPT
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -219,7 +220,7 @@ def test_text_that_the_terminal_cannot_show_fails_nothing(
 ) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr("specrs.cli.app.shortened", lambda *_: "…\udcff")
+    monkeypatch.setattr("specrs.cli.files.shortened", lambda *_: "…\udcff")
     run("inspect", toy)
     out.flush()
     written = out.buffer.getvalue()
@@ -285,11 +286,7 @@ def test_demo_shows_that_both_results_are_the_same(
     monkeypatch.setattr(specrs, "pull", lambda name: {"smollm2-135m": toy}[name])
     ran = run("demo", "--max-tokens", 60)
     assert ran.code == 0
-    text = (
-        specrs.Llama(toy)
-        .chat([{"role": "user", "content": cli.app.DEMO_PROMPT}], max_tokens=60)
-        .text
-    )
+    text = specrs.Llama(toy).chat([{"role": "user", "content": DEMO_PROMPT}], max_tokens=60).text
     assert ran.out.count(text) == 2
     lines = ran.out.splitlines()
     assert any(line.startswith("identical: yes (") for line in lines)

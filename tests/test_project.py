@@ -35,7 +35,7 @@ PYTHON_ORDER = {
         "cli",
         "__main__",
     ],
-    "attention": ["fidelity", "patterns", "compare", "__init__"],
+    "attention": ["patterns", "choice", "fidelity", "compare", "__init__"],
     "speculation": [
         "drafters",
         "suffix",
@@ -46,8 +46,18 @@ PYTHON_ORDER = {
         "__init__",
     ],
     "decoding": ["verify", "generate", "stats", "trace", "replay", "__init__"],
-    "chat": ["template", "__init__"],
-    "cli": ["display", "options", "bench", "app", "__init__"],
+    "chat": ["template", "format", "__init__"],
+    "cli": [
+        "display",
+        "options",
+        "files",
+        "generate",
+        "demo",
+        "bench",
+        "measure",
+        "app",
+        "__init__",
+    ],
 }
 
 # Of the standard library: loaded when they are needed, never by `import specrs`.

@@ -21,9 +21,10 @@ from .arguments import (
     checked_stop,
     checked_text,
 )
-from .attention.compare import Attention
-from .attention.compare import check as check_attention
-from .chat.template import ChatFormat, Message
+from .attention.choice import Attention
+from .attention.choice import check as check_attention
+from .chat.format import ChatFormat
+from .chat.template import Message
 from .decoding.generate import FinishReason, Step, room, steps
 from .decoding.stats import Stats
 from .decoding.trace import Trace

@@ -7,9 +7,10 @@ everything, so speculation after a sparse prefill gives the tokens of plain deco
 >>> llm.generate(long_prompt, attention=pattern)
 """
 
-from .compare import (
+from .choice import Attention, parse
+from .compare import compare
+from .patterns import (
     Antidiagonal,
-    Attention,
     BlockMean,
     Custom,
     DenseBelow,
@@ -19,8 +20,6 @@ from .compare import (
     Pattern,
     SinkWindow,
     SinkWindowLog,
-    compare,
-    parse,
 )
 
 __all__ = [

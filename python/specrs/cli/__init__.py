@@ -1,6 +1,7 @@
 """The command `specrs`: results on stdout, everything else on stderr.
 
-`app` holds the commands, `options` reads what the user gave, `display` writes what was found.
+`app` lists the commands, which stand in a file for each group; `options` reads what the user gave,
+`display` writes what was found.
 """
 
 from .app import main as main

@@ -13,7 +13,7 @@ from typing import Literal
 
 from .._specrs import ContextOverflow, Session
 from ..arguments import NO_TOKEN_IDS, checked_int
-from ..attention.compare import Attention, reusable
+from ..attention.choice import Attention, reusable
 from ..sampling import Picker, Sampling, TokenLogprob
 from ..speculation.drafters import Draft, Drafter, common_prefix
 from ..speculation.length import LengthPolicy

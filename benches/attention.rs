@@ -2,7 +2,8 @@
 
 use _specrs::attention::cache::{CacheShape, KvCache, PAGE};
 use _specrs::attention::units::{Accumulator, Queries, Unit, Workspace};
-use _specrs::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
+use _specrs::kernels::fixed::{largest_quant, LARGEST_VALUE};
+use _specrs::kernels::fixed_rows::FixedRows;
 use _specrs::kernels::table::Kernels;
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
 use std::time::Duration;

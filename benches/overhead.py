@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrs import FixedLength, PromptLookup, Sampling, SuffixDecoding
-from specrs.generate import steps
+from specrs.decoding.generate import steps
 
 SETTINGS = {
     "greedy": Sampling(),

@@ -23,7 +23,7 @@ import specrs
 from decode import RESULTS
 from derive import drop_layers, widen
 from report import processor
-from specrs.bench import Contestant, Prompt, Results, compare, read_prompts, record, table
+from specrs.cli.bench import Contestant, Prompt, Results, compare, read_prompts, record, table
 from speculative_peers import llama_cpp_lookup, llama_speculative
 from speculative_plots import plot_acceptance, plot_speedup
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specrs.bench import Prompt
+    from specrs.cli.bench import Prompt
 
 LOOKUP_TOKENS = 4
 N_CTX = 2048

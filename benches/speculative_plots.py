@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from specrs.bench import Results
+from specrs.cli.bench import Results
 
 mpl.use("Agg")
 from matplotlib import pyplot

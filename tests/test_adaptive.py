@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from specrs import AdaptiveLength, Chain, Draft, FixedLength, LengthPolicy, replay
-from specrs.adaptive import Acceptance, class_of
-from specrs.costs import MeasuredCost
-from specrs.generate import Step
+from specrs.decoding.generate import Step
+from specrs.speculation.adaptive import Acceptance, class_of
+from specrs.speculation.costs import MeasuredCost
 
 
 def flat(rows: int) -> float:

@@ -12,7 +12,16 @@ import pytest
 
 from fake_engine import Scripted, toy_llama
 from specrs import Chain, FixedLength, Llama
-from specrs.bench import PROMPTS, Contestant, Figures, Prompt, compare, read_prompts, record, table
+from specrs.cli.bench import (
+    PROMPTS,
+    Contestant,
+    Figures,
+    Prompt,
+    compare,
+    read_prompts,
+    record,
+    table,
+)
 
 ROOT = Path(__file__).parent.parent
 SPEC_BENCH = ROOT / "tests" / "data" / "spec_bench_60.jsonl"
@@ -76,7 +85,9 @@ def test_figures_of_a_known_drafter(llm: Llama) -> None:
 
 def test_a_difference_is_counted(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that accepts what it would not have said itself does not go unnoticed."""
-    monkeypatch.setattr("specrs.generate.verify", lambda picks, draft: [*draft, list(picks)[-1]])
+    monkeypatch.setattr(
+        "specrs.decoding.generate.verify", lambda picks, draft: [*draft, list(picks)[-1]]
+    )
     wrong = Scripted([9] * 300)
     contestants = {"wrong": Contestant(wrong, lambda: FixedLength(1))}
     results = compare(llm, contestants, [Prompt("a", [5, 6])], max_tokens=10, rounds=1)

@@ -11,7 +11,8 @@ import pytest
 
 from fake_engine import toy_llama
 from specrs import Llama
-from specrs.chat import ChatFormat, TemplateError, render
+from specrs.chat.format import ChatFormat
+from specrs.chat.template import TemplateError, render
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": " Grüße <b> "},

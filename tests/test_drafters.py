@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrs import Chain, Draft, Drafter, PromptLookup, SuffixDecoding
-from specrs.drafters import Occurrence, common_prefix
+from specrs.speculation.drafters import Occurrence, common_prefix
 
 # Few different ids, so that n-grams repeat.
 HISTORIES = st.lists(st.integers(0, 2), max_size=60)

@@ -13,7 +13,7 @@ import specrs
 from bits import random_ids
 from specrs import cli
 from specrs.attention import Antidiagonal, BlockMean, DenseBelow, SinkWindow, compare
-from specrs.fidelity import check_heat_map
+from specrs.attention.fidelity import check_heat_map
 
 TEXT = "Every evening the keeper climbed the steps to light the great lamp. " * 30
 

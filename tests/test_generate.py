@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fake_engine import ContextOverflow as ToyOverflow
 from fake_engine import Model, Scripted, Session, write_toy
 from specrs import ContextOverflow, Drafter, FixedLength, PromptLookup, Sampling
-from specrs.generate import Step, steps
-from specrs.verify import verify
+from specrs.decoding.generate import Step, steps
+from specrs.decoding.verify import verify
 
 PROMPT = [5, 6, 7, 8]
 N_CTX = 64

@@ -16,7 +16,7 @@ import specrs
 from bits import assert_same_bits, in_pieces
 from reference import Reference, kl
 from specrs._specrs import Model
-from specrs.cli import DEMO_PROMPT
+from specrs.cli.demo import DEMO_PROMPT
 
 DATA = Path(__file__).parent / "data"
 

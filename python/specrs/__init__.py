@@ -12,26 +12,26 @@ from . import attention as attention
 from ._specrs import ContextOverflow as ContextOverflow
 from ._specrs import GgufError as GgufError
 from ._specrs import Session as Session
-from .adaptive import AdaptiveLength as AdaptiveLength
-from .draft_model import DraftModel as DraftModel
-from .drafters import Chain as Chain
-from .drafters import Draft as Draft
-from .drafters import Drafter as Drafter
-from .drafters import PromptLookup as PromptLookup
-from .length import FixedLength as FixedLength
-from .length import LengthPolicy as LengthPolicy
+from .decoding.replay import Replay as Replay
+from .decoding.replay import replay as replay
+from .decoding.stats import Stats as Stats
+from .decoding.trace import Trace as Trace
 from .llama import Completion as Completion
 from .llama import Llama as Llama
 from .llama import Stream as Stream
 from .models import pull as pull
-from .replay import Replay as Replay
-from .replay import replay as replay
 from .sampling import Sampling as Sampling
 from .sampling import TokenLogprob as TokenLogprob
-from .stats import Stats as Stats
-from .suffix_decoding import SuffixCorpus as SuffixCorpus
-from .suffix_decoding import SuffixDecoding as SuffixDecoding
-from .trace import Trace as Trace
+from .speculation.adaptive import AdaptiveLength as AdaptiveLength
+from .speculation.draft_model import DraftModel as DraftModel
+from .speculation.drafters import Chain as Chain
+from .speculation.drafters import Draft as Draft
+from .speculation.drafters import Drafter as Drafter
+from .speculation.drafters import PromptLookup as PromptLookup
+from .speculation.length import FixedLength as FixedLength
+from .speculation.length import LengthPolicy as LengthPolicy
+from .speculation.suffix import SuffixCorpus as SuffixCorpus
+from .speculation.suffix import SuffixDecoding as SuffixDecoding
 
 __version__: str
 

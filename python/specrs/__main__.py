@@ -1,5 +1,5 @@
 """`python -m specrs` is the command `specrs`."""
 
-from .cli import main
+from .cli.app import main
 
 main()

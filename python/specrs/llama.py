@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ._specrs import Model, Session, Tokenizer
-from .adaptive import AdaptiveLength
 from .arguments import (
     NO_TOKEN_IDS,
     checked_bool,
@@ -22,18 +21,20 @@ from .arguments import (
     checked_stop,
     checked_text,
 )
-from .attention import Attention
-from .attention import check as check_attention
-from .chat import ChatFormat, Message
-from .costs import MeasuredCost
-from .drafters import Drafter
-from .generate import FinishReason, Step, room, steps
-from .length import LengthPolicy
+from .attention.choice import Attention
+from .attention.choice import check as check_attention
+from .chat.format import ChatFormat
+from .chat.template import Message
+from .decoding.generate import FinishReason, Step, room, steps
+from .decoding.stats import Stats
+from .decoding.trace import Trace
 from .models import MODELS
 from .sampling import Sampling, TokenLogprob
-from .stats import Stats
+from .speculation.adaptive import AdaptiveLength
+from .speculation.costs import MeasuredCost
+from .speculation.drafters import Drafter
+from .speculation.length import LengthPolicy
 from .text import Chunk, TextWriter
-from .trace import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -4,7 +4,8 @@
 //! pointers, and a page that others hold is copied before it is written. So snapshots are cheap and never go stale.
 
 use crate::error::{Error, Result};
-use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
+use crate::kernels::fixed::{largest_quant, LARGEST_VALUE};
+use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::table::Kernels;
 use crate::workers::shared::Shared;
 use std::ops::Range;

@@ -2,7 +2,8 @@
 
 use crate::attention::cache::{put_key, put_value, PAGE};
 use crate::attention::units::{Accumulator, Kept, Queries, Unit, Values, Weighing};
-use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, ONE};
+use crate::kernels::fixed::{largest_quant, Output, Shape, ONE};
+use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::softmax::SoftmaxState;
 use std::cmp::Ordering;
 

@@ -9,7 +9,8 @@
 //! goes into the weight of its position, since a sum of integers can have one scale only.
 
 use crate::attention::cache::{Block, Page, PAGE};
-use crate::kernels::fixed::{largest_quant, FixedRows, Output, Shape, Step};
+use crate::kernels::fixed::{largest_quant, Output, Shape, Step};
+use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::layout::TILE;
 use crate::kernels::softmax::{Softmax, SoftmaxState};
 use crate::kernels::table::Kernels;

@@ -6,7 +6,6 @@
 //! that decide a score, less for the small ones.
 
 use crate::kernels::layout::TILE;
-use crate::kernels::table::Kernels;
 
 /// A row's largest magnitude counts as no less: steps are then not finer than those of f16 next to zero.
 pub const LEAST: f32 = 1.0 / 2048.0;
@@ -18,36 +17,6 @@ pub const LARGEST_VALUE: f32 = 8191.0;
 /// Largest quant of a query or key of `width` values: sums of so many products fit 32 bits.
 pub fn largest_quant(width: usize) -> f32 {
     (i32::MAX as usize / width.max(1)).isqrt().min(i16::MAX as usize) as f32
-}
-
-/// Rows of the same width.
-#[derive(Default)]
-pub struct FixedRows {
-    /// `[rows][width]`.
-    pub quants: Vec<i16>,
-    /// What each row's quants are multiplied by.
-    pub scales: Vec<f32>,
-}
-
-impl FixedRows {
-    /// Forgets all rows.
-    pub fn clear(&mut self) {
-        self.quants.clear();
-        self.scales.clear();
-    }
-
-    /// Adds a row, with quants up to `largest`.
-    pub fn push(&mut self, kernels: &Kernels, row: &[f32], largest: f32) {
-        let at = self.quants.len();
-        self.quants.resize(at + row.len(), 0);
-        self.scales.push(kernels.to_fixed(row, largest, &mut self.quants[at..]));
-    }
-
-    /// Row `i`.
-    pub fn row(&self, i: usize) -> &[i16] {
-        let width = self.quants.len() / self.scales.len();
-        &self.quants[i * width..(i + 1) * width]
-    }
 }
 
 /// Shapes of a product `c = a * b`; columns are multiples of 16.

@@ -11,5 +11,6 @@ pub mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 pub mod table;
+pub mod fixed_rows;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,7 +1,7 @@
 //! The Python module: every method converts its arguments, calls the engine without the GIL, and converts the result.
 
-mod attention;
 mod convert;
+mod attention;
 mod drafting;
 mod sampling;
 mod sessions;

@@ -3,7 +3,8 @@
 use super::{Layers, Pattern, Prompt, Selection};
 use crate::attention::cache::{CacheShape, KvCache, PAGE};
 use crate::attention::units::{Accumulator, Queries, Unit, Workspace};
-use crate::kernels::fixed::{largest_quant, FixedRows, LARGEST_VALUE};
+use crate::kernels::fixed::{largest_quant, LARGEST_VALUE};
+use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::table::Kernels;
 use crate::kernels::tests::Random;
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from operator import index
 from pathlib import Path
 
-from ._specrs import SuffixIndex, SuffixTree
-from .arguments import checked_int, checked_positive, checked_share
+from .._specrs import SuffixIndex, SuffixTree
+from ..arguments import checked_int, checked_positive, checked_share
 from .drafters import Draft, IndexedDrafter, LanguageModel
 
 

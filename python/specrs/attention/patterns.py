@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ._specrs import Pattern as _Native
-from .arguments import check_count, check_number, check_share
+from .._specrs import Pattern as _Native
+from ..arguments import check_count, check_number, check_share
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+# Options that reach the library under their own names; None leaves the choice to it.
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name or path of a model.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+NCtx = Annotated[int | None, typer.Option(help="Positions of the context.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
+Device = Annotated[str | None, typer.Option(help="cpu, candle-cpu, metal or cuda.")]
 
 
 def check_max_tokens(max_tokens: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from .arguments import checked_int
+from ..arguments import checked_int
 from .drafters import Draft
 
 

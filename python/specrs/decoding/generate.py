@@ -11,12 +11,12 @@ from reprlib import repr as shortened
 from time import perf_counter
 from typing import Literal
 
-from ._specrs import ContextOverflow, Session
-from .arguments import NO_TOKEN_IDS, checked_int
-from .attention import Attention, reusable
-from .drafters import Draft, Drafter, common_prefix
-from .length import LengthPolicy
-from .sampling import Picker, Sampling, TokenLogprob
+from .._specrs import ContextOverflow, Session
+from ..arguments import NO_TOKEN_IDS, checked_int
+from ..attention.choice import Attention, reusable
+from ..sampling import Picker, Sampling, TokenLogprob
+from ..speculation.drafters import Draft, Drafter, common_prefix
+from ..speculation.length import LengthPolicy
 from .verify import verify
 
 FinishReason = Literal["stop", "length"]

@@ -9,8 +9,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from ..sampling import TokenLogprob
 from .generate import Step
-from .sampling import TokenLogprob
 
 
 class Trace(list[Step]):

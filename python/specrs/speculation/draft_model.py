@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 from copy import copy
 
-from .arguments import checked_positive, checked_share
+from ..arguments import checked_positive, checked_share
+from ..sampling import Sampling
 from .drafters import Follower, LanguageModel
-from .sampling import Sampling
 
 
 class DraftModel:

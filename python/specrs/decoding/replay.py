@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from operator import index
 from time import perf_counter
 
-from .adaptive import AdaptiveLength
-from .costs import ForwardCost, MeasuredCost
-from .drafters import Drafter, common_prefix
+from ..speculation.adaptive import AdaptiveLength
+from ..speculation.costs import ForwardCost, MeasuredCost
+from ..speculation.drafters import Drafter, common_prefix
+from ..speculation.length import LengthPolicy
 from .generate import Step, propose
-from .length import LengthPolicy
 from .stats import Stats
 from .trace import Trace
 

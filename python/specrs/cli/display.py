@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from .stats import Stats
+from ..decoding.stats import Stats
 
 
 def readable_bytes(n: int) -> str:

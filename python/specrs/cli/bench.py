@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .drafters import Drafter
-from .length import LengthPolicy
-from .llama import Completion, Llama
-from .sampling import Sampling
+from ..llama import Completion, Llama
+from ..sampling import Sampling
+from ..speculation.drafters import Drafter
+from ..speculation.length import LengthPolicy
 
 # A prompt of each kind of task, for when there is no file of them.
 PROMPTS = {

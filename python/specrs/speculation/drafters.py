@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from ._specrs import NgramIndex, SuffixIndex
-from .arguments import checked_int, checked_positive
+from .._specrs import NgramIndex, SuffixIndex
+from ..arguments import checked_int, checked_positive
 
 if TYPE_CHECKING:
-    from ._specrs import Session, Tokenizer
-    from .sampling import Sampling
+    from .._specrs import Session, Tokenizer
+    from ..sampling import Sampling
 
 
 class LanguageModel(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from operator import mul
 
-from .arguments import checked_positive, checked_share
+from ..arguments import checked_positive, checked_share
 from .costs import ForwardCost, MeasuredCost
 from .drafters import Draft
 from .length import Outcome

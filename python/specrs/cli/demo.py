@@ -1,0 +1,68 @@
+"""The command `demo`: what speculation is, on one prompt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+import specrs
+
+from .display import summary
+from .options import MaxTokens, Threads, check_max_tokens, given
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Most of the reply stands in the prompt already: the kind of task prompt lookup is for.
+DEMO_PROMPT = """\
+Correct the spelling mistakes in this text and change nothing else:
+
+The old lighthouse stood on a rocky cliff above the see. Every evening the keeper climed the one \
+hundred and twelve steps to light the great lamp. He had done so for thirty years, in summer and \
+in winter, and he had never once been late. The sailors who past the cliff at night knew his \
+light and trusted it."""
+
+
+def demo(
+    max_tokens: MaxTokens = None,
+    threads: Threads = None,
+) -> None:
+    """Decode one prompt plainly and speculatively; exit with 1 unless both results are the same."""
+    from rich.console import Console
+
+    check_max_tokens(max_tokens)
+    note = Console(stderr=True)
+    llm = specrs.Llama(specrs.pull("smollm2-135m"), **given(threads=threads))
+    note.print(f"SmolLM2-135M-Instruct, {llm.kernels}, {llm.threads} threads")
+    messages = [{"role": "user", "content": DEMO_PROMPT}]
+    options = given(max_tokens=max_tokens)
+    llm.chat(messages, max_tokens=8)  # the first run after loading is slower
+
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(f"[bold]prompt[/]\n{DEMO_PROMPT}\n")
+    out.print("[bold]plain decoding[/]")
+    plain = _show(out, llm.stream_chat(messages, **options))
+    out.print("[bold]with PromptLookup[/], accepted draft tokens in [green]green[/]")
+    drafted = _show(out, llm.stream_chat(messages, drafter=specrs.PromptLookup(), **options))
+
+    same = plain[0] == drafted[0]
+    before, after = plain[1].tokens_per_second, drafted[1].tokens_per_second
+    out.print(f"plain:       {summary(plain[1])}")
+    out.print(f"speculative: {summary(drafted[1])}")
+    out.print(f"speed-up: {after / before if before else 1:.2f}x")
+    out.print(f"identical: {'yes' if same else 'NO'} ({len(plain[0])} tokens)")
+    if not same:
+        raise typer.Exit(1)
+
+
+def _show(out: Console, stream: specrs.Stream) -> tuple[list[int], specrs.Stats]:
+    """Print a stream as it comes; return its ids and stats."""
+    from rich.text import Text
+
+    tokens: list[int] = []
+    for chunk in stream:
+        tokens += chunk.tokens
+        out.print(Text(chunk.text, "green" if chunk.from_draft else ""), end="")
+    out.print("\n")
+    return tokens, stream.stats

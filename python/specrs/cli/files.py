@@ -1,0 +1,50 @@
+"""The commands about model files: `pull` and `inspect`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated
+
+import typer
+
+import specrs
+
+from .display import readable_bytes, shortened
+from .options import Model, NCtx, Threads, given
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="Known name, hf:owner/repo/file.gguf, path.")],
+) -> None:
+    """Download a model, unless it is there already, and print its path."""
+    print(specrs.pull(name))
+
+
+def inspect(
+    model: Model,
+    n_ctx: NCtx = None,
+    threads: Threads = None,
+) -> None:
+    """Show what is in a model file and what it needs in memory."""
+    from .._specrs import GgufFile
+
+    file = specrs.pull(model)
+    header = GgufFile(file)
+    print(f"{file}: GGUF v{header.version}, {readable_bytes(header.size)}")
+    print("\nMetadata")
+    for key, value in header.metadata.items():
+        print(f"  {key} = {shortened(value)}")
+    counts: dict[str, list[int]] = defaultdict(list)
+    for _, kind, _, size in header.tensors:
+        counts[kind].append(size)
+    print("\nTensors")
+    for kind, sizes in sorted(counts.items(), key=lambda item: -sum(item[1])):
+        print(f"  {kind:<7}{len(sizes):>6}  {readable_bytes(sum(sizes)):>10}")
+    if ignored := header.ignored_tensors():
+        print(f"  not used: {shortened(ignored)}")
+    llm = specrs.Llama(file, **given(n_ctx=n_ctx, threads=threads))
+    cache = llm.cache_bytes_per_token * llm.n_ctx
+    print("\nMemory")
+    print(f"  weights           {readable_bytes(llm.weight_bytes):>10}")
+    print(f"  KV cache, at most {readable_bytes(cache):>10}  ({llm.n_ctx:,} positions)")
+    print(f"\nKernels: {llm.kernels}, {llm.threads} threads")

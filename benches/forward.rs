@@ -7,9 +7,11 @@
 mod measured;
 mod random_model;
 
+use _specrs::arch::describe;
+use _specrs::arch::roles::Role;
 use _specrs::attention::cache::KvCache;
 use _specrs::cpu::{CpuModel, Input};
-use _specrs::gguf::file::GgufFile;
+use _specrs::gguf::file::{GgufFile, TensorInfo};
 use _specrs::kernels::table::Kernels;
 use _specrs::workers::threads;
 use candle_core::quantized::gguf_file::Content;
@@ -18,7 +20,7 @@ use candle_transformers::models::quantized_llama::ModelWeights;
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use measured::median_seconds;
 use memmap2::MmapMut;
-use random_model::{random_model, Shape, SMOL_Q4_1, TINY_Q4_0, TINY_Q4_K_M, TINY_Q8_0};
+use random_model::{random_model, Model, SMOL_Q4_1, TINY_Q4_0, TINY_Q4_K_M, TINY_Q8_0};
 use std::error::Error;
 use std::fs::File;
 use std::hint::black_box;
@@ -79,8 +81,8 @@ impl Times {
 }
 
 /// Measures the CPU engine.
-fn engine(c: &mut Criterion, shape: &Shape, file: &GgufFile, threads: usize) -> Result<Times, Box<dyn Error>> {
-    let model = CpuModel::load(file, Kernels::detect()?, threads, &mut || false)?;
+fn engine(c: &mut Criterion, random: &Model, file: &GgufFile, threads: usize) -> Result<Times, Box<dyn Error>> {
+    let model = CpuModel::load(describe(file)?, Kernels::detect()?, threads, &mut || false)?;
     let mut cache = KvCache::new(model.cache_shape());
     let mut forward = |past: usize, tokens: &[u32], logits: usize| {
         cache.truncate(past);
@@ -88,16 +90,16 @@ fn engine(c: &mut Criterion, shape: &Shape, file: &GgufFile, threads: usize) -> 
         black_box(model.forward(&mut [input], &mut || false)).expect("nobody interrupts");
     };
     let mut times = Times::default();
-    let mut group = c.benchmark_group(format!("forward/{}", shape.name));
+    let mut group = c.benchmark_group(format!("forward/{}", random.name));
     group.sampling_mode(SamplingMode::Flat);
-    forward(0, &tokens(shape.n_vocab, PAST), 1);
+    forward(0, &tokens(random.shape.n_vocab, PAST), 1);
     for rows in ROWS {
-        let tokens = tokens(shape.n_vocab, rows);
+        let tokens = tokens(random.shape.n_vocab, rows);
         group.throughput(Throughput::Elements(rows as u64));
         let seconds = median_seconds(&mut group, BenchmarkId::new("rows", rows), || forward(PAST, &tokens, rows));
         times.rows.extend(seconds.map(|seconds| (rows, seconds)));
     }
-    let prompt = tokens(shape.n_vocab, PROMPT);
+    let prompt = tokens(random.shape.n_vocab, PROMPT);
     group.throughput(Throughput::Elements(PROMPT as u64));
     let seconds = median_seconds(&mut group, BenchmarkId::new("prompt", PROMPT), || forward(0, &prompt, 1));
     times.prompt = seconds.map(|seconds| (PROMPT, seconds));
@@ -108,14 +110,15 @@ fn engine(c: &mut Criterion, shape: &Shape, file: &GgufFile, threads: usize) -> 
 /// Measures candle-transformers' Llama, which gives only the last row of logits; its cache is empty.
 ///
 /// A prompt of `prompt` tokens takes so long that it is timed once.
-fn baseline(c: &mut Criterion, shape: &Shape, path: &Path, prompt: usize) -> Result<Times, Box<dyn Error>> {
+fn baseline(c: &mut Criterion, random: &Model, path: &Path, prompt: usize) -> Result<Times, Box<dyn Error>> {
     let mut file = File::open(path)?;
     let content = Content::read(&mut file)?;
     let mut model = ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?;
     let mut forward = |tokens: &Tensor| black_box(model.forward(tokens, 0)).expect("the file was loaded");
-    let input = |count| Tensor::new(tokens(shape.n_vocab, count), &Device::Cpu).and_then(|tokens| tokens.unsqueeze(0));
+    let input =
+        |count| Tensor::new(tokens(random.shape.n_vocab, count), &Device::Cpu).and_then(|tokens| tokens.unsqueeze(0));
     let mut times = Times::default();
-    let mut group = c.benchmark_group(format!("candle/{}", shape.name));
+    let mut group = c.benchmark_group(format!("candle/{}", random.name));
     group.sampling_mode(SamplingMode::Flat);
     for rows in BASELINE_ROWS {
         let tokens = input(rows)?;
@@ -135,9 +138,9 @@ fn baseline(c: &mut Criterion, shape: &Shape, path: &Path, prompt: usize) -> Res
 
 /// Bytes of the file that a token has to read: of an embedding that is not the output too, only one row.
 fn bytes_per_token(file: &GgufFile) -> usize {
-    let untied = file.tensor("output.weight").is_some();
-    let read = file.tensors().iter().filter(|tensor| !(untied && tensor.name == "token_embd.weight"));
-    read.map(|tensor| tensor.bytes()).sum()
+    let bytes = |role: Role| file.tensor(&role.to_string()).map(TensorInfo::bytes);
+    let all: usize = file.tensors().iter().map(TensorInfo::bytes).sum();
+    all - bytes(Role::Output).and(bytes(Role::Embedding)).unwrap_or(0)
 }
 
 /// One line of the table; empty cells are what was not measured.
@@ -167,17 +170,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         .configure_from_args();
     let read_rate = read_rate(&mut c, threads)?;
     let mut lines = Vec::new();
-    for shape in [&SMOL_Q4_1, &TINY_Q4_0, &TINY_Q4_K_M, &TINY_Q8_0] {
-        let file = GgufFile::open(&random_model(shape)?)?;
-        let times = engine(&mut c, shape, &file, threads)?;
-        lines.push(line(shape.name, &times, bytes_per_token(&file), read_rate));
+    for model in [&SMOL_Q4_1, &TINY_Q4_0, &TINY_Q4_K_M, &TINY_Q8_0] {
+        let file = GgufFile::open(&random_model(model)?)?;
+        let times = engine(&mut c, model, &file, threads)?;
+        lines.push(line(model.name, &times, bytes_per_token(&file), read_rate));
     }
     // After the engine, because threads of candle may go on spinning.
-    for (shape, prompt) in [(&SMOL_Q4_1, PROMPT), (&TINY_Q4_0, PROMPT / 8)] {
-        let path = random_model(shape)?;
-        let times = baseline(&mut c, shape, &path, prompt)?;
+    for (model, prompt) in [(&SMOL_Q4_1, PROMPT), (&TINY_Q4_0, PROMPT / 8)] {
+        let path = random_model(model)?;
+        let times = baseline(&mut c, model, &path, prompt)?;
         lines.push(line(
-            &format!("candle {}", shape.name),
+            &format!("candle {}", model.name),
             &times,
             bytes_per_token(&GgufFile::open(&path)?),
             read_rate,

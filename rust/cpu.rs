@@ -1,7 +1,7 @@
 //! The CPU engine: loads a model and runs forwards over several sequences at once.
 
 use crate::arch::config::Config;
-use crate::arch::tensors::check_tensors;
+use crate::arch::description::Description;
 use crate::attention::cache::{CacheShape, KvCache};
 use crate::attention::patterns::Prompt;
 use crate::error::{room_for_logits, Error, Result};
@@ -9,7 +9,6 @@ use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
 use crate::forward::plan::Pass;
 use crate::forward::task::{Outcome, Row, Task};
-use crate::gguf::file::GgufFile;
 use crate::kernels::table::Kernels;
 use crate::weights::load::Weights;
 use crate::workers::threads;
@@ -42,15 +41,18 @@ pub struct Input<'a> {
 }
 
 impl CpuModel {
-    /// Loads the weights of `file`; a forward will use `threads` threads.
+    /// Loads the weights of the decoder described; a forward will use `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if the file does not hold a model that can be run, [`Error::Interrupted`] if `poll` said so.
-    pub fn load(file: &GgufFile, kernels: Kernels, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let config = Config::from_gguf(file)?;
-        check_tensors(file, &config)?;
-        let weights = Weights::load(file, &config, threads, poll)?;
-        let decoder = Arc::new(Decoder { config, kernels, weights });
+    /// [`Error::Io`] if there is no memory for them, [`Error::Interrupted`] if `poll` said so.
+    pub fn load(
+        description: Description<'_>,
+        kernels: Kernels,
+        threads: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Self> {
+        let weights = Weights::load(&description, threads, poll)?;
+        let decoder = Arc::new(Decoder { config: description.config, kernels, weights });
         Ok(Self { decoder, threads, passes: Default::default(), idle: Mutex::new(Vec::new()) })
     }
 

@@ -1,6 +1,7 @@
 //! The two engines behind one interface: our own CPU kernels, and candle for its devices.
 
 use crate::arch::config::Config;
+use crate::arch::description::Description;
 use crate::attention::cache::KvCache;
 use crate::attention::patterns::{Pattern, Prompt};
 use crate::candle::cache::CandleCache;
@@ -8,7 +9,6 @@ use crate::candle::decoder::{self, CandleModel};
 use crate::candle::weights::check_device;
 use crate::cpu::{self, CpuModel};
 use crate::error::{Error, Result};
-use crate::gguf::file::GgufFile;
 use crate::kernels::table::Kernels;
 use crate::sampling::distribution::argmax;
 
@@ -47,16 +47,21 @@ impl Engine {
         }
     }
 
-    /// Loads the model in `file` on `device`; on the CPU a forward will use `threads` threads.
+    /// Loads the decoder described on `device`; on the CPU a forward will use `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if the file cannot be run, [`Error::Argument`] if the device is unknown or not built in,
+    /// [`Error::Gguf`] if the device cannot run it, [`Error::Argument`] if the device is unknown or not built in,
     /// [`Error::Interrupted`] if `poll` said so.
-    pub fn load(file: &GgufFile, device: &str, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
+    pub fn load(
+        description: Description<'_>,
+        device: &str,
+        threads: usize,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Self> {
         Self::check_device(device)?;
         Ok(match device {
-            "cpu" => Self::Cpu(CpuModel::load(file, Kernels::detect()?, threads, poll)?),
-            _ => Self::Candle(CandleModel::load(file, device, poll)?),
+            "cpu" => Self::Cpu(CpuModel::load(description, Kernels::detect()?, threads, poll)?),
+            _ => Self::Candle(CandleModel::load(description, device, poll)?),
         })
     }
 

@@ -4,6 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::arch::description::Family;
+use crate::arch::keys::Keys;
+use crate::arch::llama;
+use crate::arch::roles::Role;
+use crate::arch::tensors::Tensor;
+use crate::gguf::file::GgufFile;
 use crate::gguf::metadata::{Array, Value};
 use crate::gguf::types::GgmlType;
 
@@ -197,34 +203,29 @@ fn write_array(out: &mut Vec<u8>, array: &Array) {
 
 /// A Llama of two blocks with random-looking weights; its fields can be changed before it is written.
 pub fn tiny_llama() -> GgufWriter {
+    tiny(&llama::FAMILY, 2)
+}
+
+/// A model of this family with so many blocks, from the family's own table of tensors.
+pub fn tiny(family: &Family, n_layer: u32) -> GgufWriter {
+    let key = |name: &str| format!("{}.{name}", family.name);
     let mut model = GgufWriter::new();
     model
-        .set("general.architecture", Value::String("llama".into()))
-        .set("llama.block_count", Value::U32(2))
-        .set("llama.context_length", Value::U32(128))
-        .set("llama.embedding_length", Value::U32(64))
-        .set("llama.feed_forward_length", Value::U32(96))
-        .set("llama.attention.head_count", Value::U32(4))
-        .set("llama.attention.head_count_kv", Value::U32(2))
-        .set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-    model
-        .tensor("token_embd.weight", GgmlType::F32, &[64, 80])
-        .tensor("output.weight", GgmlType::F32, &[64, 80])
-        .tensor("output_norm.weight", GgmlType::F32, &[64]);
-    for layer in 0..2 {
-        for (name, shape) in [
-            ("attn_norm", &[64][..]),
-            ("attn_q", &[64, 64]),
-            ("attn_k", &[64, 32]),
-            ("attn_v", &[64, 32]),
-            ("attn_output", &[64, 64]),
-            ("ffn_norm", &[64]),
-            ("ffn_gate", &[64, 96]),
-            ("ffn_up", &[64, 96]),
-            ("ffn_down", &[96, 64]),
-        ] {
-            model.tensor(&format!("blk.{layer}.{name}.weight"), GgmlType::F32, shape);
-        }
+        .set("general.architecture", Value::String(family.name.into()))
+        .set(&key("block_count"), Value::U32(n_layer))
+        .set(&key("context_length"), Value::U32(128))
+        .set(&key("embedding_length"), Value::U32(64))
+        .set(&key("feed_forward_length"), Value::U32(96))
+        .set(&key("attention.head_count"), Value::U32(4))
+        .set(&key("attention.head_count_kv"), Value::U32(2))
+        .set(&key("attention.layer_norm_rms_epsilon"), Value::F32(1e-5));
+    // The rows of the embedding are the size of the vocabulary, which no key holds.
+    let header = model.clone().tensor(&Role::Embedding.to_string(), GgmlType::F32, &[64, 80]).file();
+    let header = GgufFile::open(header.path()).unwrap();
+    let config = (family.config)(&Keys::new(&header).unwrap()).unwrap();
+    for Tensor { name, shape, .. } in (family.tensors)(&config).iter().filter(|t| t.role != Role::RopeDivisors) {
+        let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
+        model.tensor(name, GgmlType::F32, &shape);
     }
     model
 }

@@ -1,7 +1,8 @@
 //! A model on some device, and how to load it; immutable, shared by any number of sessions.
 
 use crate::arch::config::Config;
-use crate::arch::tensors::check_tensors;
+use crate::arch::describe;
+use crate::arch::description::Description;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::gguf::file::GgufFile;
@@ -21,22 +22,24 @@ pub struct Options<'a> {
     pub device: &'a str,
 }
 
-/// What [`Options::check`] made of the options and the header of a file.
-pub struct Checked {
-    /// Shapes and constants.
-    pub config: Config,
+/// What [`Options::check`] made of the options and the header of a file: a model that can be loaded.
+pub struct Checked<'a> {
+    /// The decoder.
+    pub description: Description<'a>,
+    /// The device.
+    pub device: &'a str,
     /// Positions of a session.
     pub n_ctx: usize,
     /// Worker threads.
     pub threads: usize,
 }
 
-impl Options<'_> {
+impl<'a> Options<'a> {
     /// Checks the options and the header of `file`, without reading weights.
     ///
     /// # Errors
     /// [`Error::Gguf`] if the file cannot be run, [`Error::Argument`] if an option is out of range.
-    pub fn check(&self, file: &GgufFile) -> Result<Checked> {
+    pub fn check(&self, file: &'a GgufFile) -> Result<Checked<'a>> {
         Engine::check_device(self.device)?;
         let allowed = threads::allowed_cpus();
         let threads = self.threads.unwrap_or_else(threads::physical_cores);
@@ -51,16 +54,15 @@ impl Options<'_> {
                 self.device
             )));
         }
-        let config = Config::from_gguf(file)?;
-        check_tensors(file, &config)?;
-        let trained = config.n_ctx_train;
+        let description = describe(file)?;
+        let trained = description.config.n_ctx_train;
         let n_ctx = self.n_ctx.unwrap_or(trained);
         if !(1..=trained).contains(&n_ctx) {
             return Err(Error::Argument(format!(
                 "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
             )));
         }
-        Ok(Checked { config, n_ctx, threads })
+        Ok(Checked { description, device: self.device, n_ctx, threads })
     }
 }
 
@@ -75,16 +77,16 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads the model in `file`.
+    /// Loads a model that was checked.
     ///
     /// # Errors
-    /// Those of [`Options::check`], before any work; [`Error::Io`] if there is no memory for the weights,
+    /// [`Error::Io`] if there is no memory for the weights, [`Error::Gguf`] if the device lacks the type of a tensor,
     /// [`Error::Interrupted`] if `poll` said so.
-    pub fn load(file: &GgufFile, options: &Options<'_>, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let Checked { config, n_ctx, threads } = options.check(file)?;
-        let fingerprint = fingerprint(file, &config, poll)?;
-        let engine = Engine::load(file, options.device, threads, poll)?;
-        Ok(Self { engine, device: options.device.to_owned(), threads, n_ctx, fingerprint })
+    pub fn load(checked: Checked<'_>, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
+        let Checked { description, device, n_ctx, threads } = checked;
+        let fingerprint = fingerprint(description.file, &description.config, poll)?;
+        let engine = Engine::load(description, device, threads, poll)?;
+        Ok(Self { engine, device: device.to_owned(), threads, n_ctx, fingerprint })
     }
 
     /// Shapes and constants.

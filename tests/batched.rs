@@ -2,6 +2,7 @@
 
 mod made;
 
+use _specrs::arch::describe;
 use _specrs::attention::cache::KvCache;
 use _specrs::cpu::{CpuModel, Input};
 use _specrs::gguf::file::GgufFile;
@@ -36,7 +37,7 @@ fn batched_sequences_have_the_bits_of_single_ones() {
     for kernels in Kernels::available() {
         for threads in [1, 2] {
             let name = format!("{kernels:?}, {threads} threads");
-            let model = CpuModel::load(&file, kernels, threads, &mut || false).unwrap();
+            let model = CpuModel::load(describe(&file).unwrap(), kernels, threads, &mut || false).unwrap();
             let empty = || KvCache::new(model.cache_shape());
             let alone: Vec<f32> =
                 sequences.iter().flat_map(|sequence| forward(&model, &mut [empty()], &[sequence])).collect();

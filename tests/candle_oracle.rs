@@ -2,6 +2,7 @@
 
 mod made;
 
+use _specrs::arch::describe;
 use _specrs::attention::cache::KvCache;
 use _specrs::candle::cache::CandleCache;
 use _specrs::candle::decoder::{CandleModel, Input};
@@ -105,7 +106,7 @@ fn open(made: &Made) -> GgufFile {
 }
 
 fn load(made: &Made) -> CandleModel {
-    CandleModel::load(&open(made), "candle-cpu", &mut || false).unwrap()
+    CandleModel::load(describe(&open(made)).unwrap(), "candle-cpu", &mut || false).unwrap()
 }
 
 /// Appends `tokens` in one call; logits of the last `logits` of them.
@@ -120,7 +121,7 @@ fn fresh(model: &CandleModel, tokens: &[u32]) -> Vec<f32> {
 
 /// The same on the CPU engine.
 fn cpu(file: &GgufFile, kernels: Kernels, tokens: &[u32], logits: usize) -> Vec<f32> {
-    let model = CpuModel::load(file, kernels, 2, &mut || false).unwrap();
+    let model = CpuModel::load(describe(file).unwrap(), kernels, 2, &mut || false).unwrap();
     let mut cache = KvCache::new(model.cache_shape());
     model.forward(&mut [cpu::Input { cache: &mut cache, tokens, logits, prompt: None }], &mut || false).unwrap()
 }

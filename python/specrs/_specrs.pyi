@@ -37,7 +37,7 @@ class GgufFile:
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Name, type, shape (rows first) and bytes of every tensor, in file order."""
     def ignored_tensors(self) -> list[str]:
-        """Names of the tensors that a model does not use; GgufError if the file holds no Llama."""
+        """Names of the tensors that a model does not use; GgufError if none can run."""
 
 @final
 class Model:

@@ -1,76 +1,140 @@
-//! The tensors of a Llama model file: which must be there, in which shape, and which must not be overlooked.
+//! The tensors of a decoder: which there are, in which shape, and where a file has them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::arch::config::Config;
-use crate::error::Result;
+use crate::arch::roles::{is_significant, BlockRole, Role};
+use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 
-/// What names of tensors contain that change the result but that a plain Llama has not: biases, more norms, gates of
-/// experts, scales beside the weights, other encodings of positions.
-const SIGNIFICANT: [&str; 7] = [".bias", "scale", "_norm", "_exps", "position_embd", "token_types", "rope_factors"];
+/// A tensor of a decoder, as its family describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// What it is to the decoder.
+    pub role: Role,
+    /// What files call it.
+    pub name: String,
+    /// Its dimensions in ggml's order, the row length first: a vector has one, a matrix two.
+    pub shape: Vec<usize>,
+    /// Whether files may leave it out.
+    pub optional: bool,
+}
 
-/// Check that `file` has the tensors of the decoder that `config` describes, in the right shapes, and none that this
-/// decoder would have to use but cannot.
+impl Tensor {
+    /// A tensor that every file has, under the usual name.
+    pub fn new(role: Role, shape: &[usize]) -> Self {
+        Self { role, name: role.to_string(), shape: shape.to_vec(), optional: false }
+    }
+
+    /// The same, but files may leave it out.
+    pub fn optional(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// Whether it is multiplied with rows, and not element by element.
+    pub fn is_matrix(&self) -> bool {
+        self.shape.len() > 1
+    }
+}
+
+/// The tensors of a Llama, which other families without experts vary.
 ///
-/// Other tensors are tolerated; [`ignored_tensors`] lists them.
-pub fn check_tensors(file: &GgufFile, config: &Config) -> Result<()> {
-    let expected = expected_shapes(file, config);
-    for (name, shape) in &expected {
-        let found = significant_shape(file.require(name)?);
-        if found != shape {
-            return Err(file.metadata().error(format_args!(
-                "tensor `{name}` has shape {found:?} but the metadata demands {shape:?} (row length first)"
-            )));
-        }
-    }
-    for TensorInfo { name, .. } in file.tensors() {
-        let significant = SIGNIFICANT.iter().any(|part| name.contains(part));
-        if !expected.contains_key(name) && (significant || belongs_to_block(name)) {
-            return Err(file.metadata().error(format_args!(
-                "tensor `{name}` belongs to a variant of Llama that is not supported: \
-                 only plain Llama decoders work, without biases, experts or further norms"
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Names of the tensors that are not used.
-pub fn ignored_tensors<'a>(file: &'a GgufFile, config: &Config) -> Vec<&'a str> {
-    let expected = expected_shapes(file, config);
-    file.tensors().iter().map(|tensor| tensor.name.as_str()).filter(|name| !expected.contains_key(*name)).collect()
-}
-
-/// Every tensor that is used, with its shape, the row length first.
-fn expected_shapes(file: &GgufFile, config: &Config) -> BTreeMap<String, Vec<usize>> {
+/// Without [`Role::Output`] the embedding is the output too (tied).
+pub fn dense(config: &Config) -> Vec<Tensor> {
     let (n_embd, n_ff) = (config.n_embd, config.n_ff);
     let queries = config.n_head * config.head_dim;
     let keys = config.n_head_kv * config.head_dim;
-    let mut shapes = BTreeMap::new();
-    let mut expect = |name: &str, shape: &[usize]| shapes.insert(name.to_owned(), shape.to_vec());
+    let mut tensors = vec![
+        Tensor::new(Role::Embedding, &[n_embd, config.n_vocab]),
+        Tensor::new(Role::OutputNorm, &[n_embd]),
+        Tensor::new(Role::Output, &[n_embd, config.n_vocab]).optional(),
+    ];
+    let divisors = config.ropes.first().map(|rope| Tensor::new(Role::RopeDivisors, &[rope.freqs.len()]).optional());
+    tensors.extend(divisors);
+    for block in 0..config.n_layer {
+        let tensors_of_block = [
+            (BlockRole::AttnNorm, &[n_embd][..]),
+            (BlockRole::AttnQ, &[n_embd, queries]),
+            (BlockRole::AttnK, &[n_embd, keys]),
+            (BlockRole::AttnV, &[n_embd, keys]),
+            (BlockRole::AttnOutput, &[queries, n_embd]),
+            (BlockRole::FfnNorm, &[n_embd]),
+            (BlockRole::FfnGate, &[n_embd, n_ff]),
+            (BlockRole::FfnUp, &[n_embd, n_ff]),
+            (BlockRole::FfnDown, &[n_ff, n_embd]),
+        ];
+        tensors.extend(tensors_of_block.map(|(role, shape)| Tensor::new(Role::Block(block, role), shape)));
+    }
+    tensors
+}
 
-    expect("token_embd.weight", &[n_embd, config.n_vocab]);
-    expect("output_norm.weight", &[n_embd]);
-    if file.tensor("output.weight").is_some() {
-        expect("output.weight", &[n_embd, config.n_vocab]);
+/// The tensors of a decoder in a file that has been checked to hold them.
+pub struct Tensors<'a> {
+    file: &'a GgufFile,
+    /// By role, so in the order in which a forward reads them.
+    found: BTreeMap<Role, (Tensor, &'a TensorInfo)>,
+}
+
+impl<'a> Tensors<'a> {
+    /// Finds `tensors` in `file`, in their shapes. Refuses a file that lacks one, or has one that the decoder of this
+    /// `family` would have to use but cannot; others are tolerated, [`Tensors::ignored`] lists them.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`](crate::error::Error::Gguf) names the tensor.
+    pub fn find(file: &'a GgufFile, family: &str, tensors: Vec<Tensor>) -> Result<Self> {
+        let mut found = BTreeMap::new();
+        for tensor in tensors {
+            let info = match file.tensor(&tensor.name) {
+                None if tensor.optional => continue,
+                _ => file.require(&tensor.name)?,
+            };
+            let shape = significant_shape(info);
+            if shape != tensor.shape {
+                return Err(file.metadata().error(format_args!(
+                    "tensor `{}` has shape {shape:?} but the metadata demands {:?} (row length first)",
+                    tensor.name, tensor.shape
+                )));
+            }
+            found.insert(tensor.role, (tensor, info));
+        }
+        let found = Self { file, found };
+        match found.ignored().into_iter().find(|name| is_significant(name)) {
+            Some(name) => Err(file.metadata().error(format_args!(
+                "tensor `{name}` belongs to a variant of \"{family}\" that is not supported: \
+                 only plain decoders work, without biases, experts or further norms"
+            ))),
+            None => Ok(found),
+        }
     }
-    if file.tensor("rope_freqs.weight").is_some() {
-        expect("rope_freqs.weight", &[config.rope_freqs.len()]);
+
+    /// The tensor of a role, if the file has one.
+    pub fn get(&self, role: Role) -> Option<&'a TensorInfo> {
+        self.found.get(&role).map(|&(_, info)| info)
     }
-    for layer in 0..config.n_layer {
-        let mut expect = |name, shape: &[usize]| expect(&format!("blk.{layer}.{name}.weight"), shape);
-        expect("attn_norm", &[n_embd]);
-        expect("attn_q", &[n_embd, queries]);
-        expect("attn_k", &[n_embd, keys]);
-        expect("attn_v", &[n_embd, keys]);
-        expect("attn_output", &[queries, n_embd]);
-        expect("ffn_norm", &[n_embd]);
-        expect("ffn_gate", &[n_embd, n_ff]);
-        expect("ffn_up", &[n_embd, n_ff]);
-        expect("ffn_down", &[n_ff, n_embd]);
+
+    /// The tensor of a role that the decoder cannot do without.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`](crate::error::Error::Gguf) if the file has none.
+    pub fn require(&self, role: Role) -> Result<&'a TensorInfo> {
+        self.get(role).ok_or_else(|| self.missing(role))
     }
-    shapes
+
+    /// The error for the lack of a tensor.
+    pub fn missing(&self, role: Role) -> Error {
+        self.file.metadata().error(format_args!("tensor `{role}` is missing"))
+    }
+
+    /// All matrices, in the order in which a forward reads them.
+    pub fn matrices(&self) -> impl Iterator<Item = (Role, &'a TensorInfo)> + '_ {
+        self.found.iter().filter(|(_, (tensor, _))| tensor.is_matrix()).map(|(&role, &(_, info))| (role, info))
+    }
+
+    /// Names of the tensors that are not used, in file order.
+    pub fn ignored(&self) -> Vec<&'a str> {
+        let used: HashSet<&str> = self.found.values().map(|(tensor, _)| tensor.name.as_str()).collect();
+        self.file.tensors().iter().map(|tensor| tensor.name.as_str()).filter(|name| !used.contains(name)).collect()
+    }
 }
 
 /// The shape without dimensions of 1 at its end.
@@ -79,102 +143,5 @@ fn significant_shape(tensor: &TensorInfo) -> &[usize] {
     &tensor.shape[..tensor.shape.len() - ones]
 }
 
-/// Whether `name` is a tensor of a block that does not only repeat the rotary frequencies.
-fn belongs_to_block(name: &str) -> bool {
-    name.starts_with("blk.") && !name.contains("rope_freqs") && !name.contains("attn_rot_embd")
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fixture::{tiny_llama, GgufWriter};
-    use crate::gguf::metadata::Value;
-    use crate::gguf::types::GgmlType::F32;
-
-    fn check(writer: &GgufWriter) -> Result<()> {
-        let file = writer.file();
-        let file = GgufFile::open(file.path())?;
-        check_tensors(&file, &Config::from_gguf(&file)?)
-    }
-
-    #[test]
-    fn every_tensor_is_needed_in_its_shape() {
-        let model = tiny_llama();
-        check(&model).unwrap();
-        for index in 0..model.tensors.len() {
-            let mut missing = model.clone();
-            let name = missing.tensors.remove(index).name;
-            let result = check(&missing);
-            if name == "output.weight" {
-                result.unwrap();
-                continue;
-            }
-            let message = result.unwrap_err().to_string();
-            assert!(message.contains(&format!("`{name}` is missing")), "{message}");
-
-            let mut wrong = model.clone();
-            let tensor = &mut wrong.tensors[index];
-            *tensor.shape.last_mut().unwrap() += 1;
-            tensor.data.resize(tensor.shape.iter().product::<u64>() as usize * 4, 0);
-            let message = check(&wrong).unwrap_err().to_string();
-            // The embedding says how many tokens there are, so that the output does not fit it.
-            let blamed = if name.starts_with("token") { "output.weight" } else { &name };
-            assert!(message.contains(&format!("`{blamed}` has shape [")), "{message}");
-            assert!(message.contains("demands ["), "{message}");
-        }
-    }
-
-    #[test]
-    fn tensors_of_other_decoders_are_refused() {
-        for name in [
-            "blk.0.attn_q.bias",
-            "blk.1.ffn_gate_inp.weight",
-            "blk.0.ffn_gate_exps.weight",
-            "blk.0.attn_q_norm.weight",
-            "blk.0.attn_q.scale",
-            "blk.0.attn_sinks.weight",
-            "blk.2.attn_q.weight",
-            "output.bias",
-            "token_embd_norm.weight",
-            "position_embd.weight",
-            "rope_factors_long.weight",
-        ] {
-            let mut model = tiny_llama();
-            model.tensor(name, F32, &[8]);
-            let message = check(&model).unwrap_err().to_string();
-            assert!(message.contains(&format!("`{name}` belongs to a variant")), "{message}");
-        }
-    }
-
-    #[test]
-    fn harmless_tensors_are_listed() {
-        let mut model = tiny_llama();
-        model.tensor("foo.weight", F32, &[8]);
-        model.tensor("blk.0.attn_rot_embd.weight", F32, &[8]);
-        let file = model.file();
-        let file = GgufFile::open(file.path()).unwrap();
-        let config = Config::from_gguf(&file).unwrap();
-        let ignored = ignored_tensors(&file, &config);
-        assert_eq!(ignored, ["foo.weight", "blk.0.attn_rot_embd.weight"]);
-    }
-
-    #[test]
-    fn blocks_and_heads_agree_with_the_metadata() {
-        let mut model = tiny_llama();
-        model.set("llama.block_count", Value::U32(3));
-        let message = check(&model).unwrap_err().to_string();
-        assert!(message.contains("`blk.2.attn_k.weight` is missing"), "{message}");
-        let mut model = tiny_llama();
-        model.set("llama.attention.key_length", Value::U32(32));
-        let message = check(&model).unwrap_err().to_string();
-        assert!(message.contains("has shape [64, 32] but the metadata demands [64, 64]"), "{message}");
-    }
-
-    #[test]
-    fn dimensions_of_one_at_the_end_do_not_matter() {
-        let mut model = tiny_llama();
-        let norm = model.tensors.iter_mut().find(|t| t.name == "output_norm.weight");
-        norm.unwrap().shape.extend([1, 1]);
-        check(&model).unwrap();
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! The Llama decoder on candle tensors, for the devices that candle drives: `candle-cpu`, `metal`, `cuda`.
+//! The decoder on candle tensors, for the devices that candle drives: `candle-cpu`, `metal`, `cuda`.
 //!
 //! The interface is that of the CPU engine ([`crate::cpu`]); one code path serves all devices. Sequences run one
 //! after the other. Weights stay quantised as in the file, all else is f32.
@@ -11,13 +11,13 @@ use candle_core::quantized::QMatMul;
 use candle_core::{Device, Module, Tensor, D};
 
 use crate::arch::config::Config;
-use crate::arch::tensors::check_tensors;
+use crate::arch::description::Description;
+use crate::arch::rope::RopeTable;
 use crate::attention::cache::{CacheShape, PAGE};
 use crate::attention::patterns::{Pattern, Prompt};
 use crate::candle::cache::{device_error, CandleCache};
 use crate::candle::weights::{open_device, Layer, Weights};
 use crate::error::{room_for_logits, Error, Result};
-use crate::gguf::file::GgufFile;
 
 /// Rows of one pass; longer inputs go through in chunks.
 const MAX_ROWS: usize = 256;
@@ -29,8 +29,8 @@ pub struct CandleModel {
     config: Config,
     device: Device,
     weights: Weights,
-    /// For every dimension of a head its partner in the rotation, itself if it is not rotated.
-    partners: Tensor,
+    /// For each rotation and every dimension of a head its partner in it, itself if it is not rotated.
+    partners: Vec<Tensor>,
 }
 
 /// New tokens of one sequence.
@@ -50,31 +50,31 @@ struct Pass {
     /// Position of the first row.
     start: usize,
     rows: usize,
-    /// Factors of each dimension of a head in its rotation, `[rows][1][head_dim]`.
-    cos: Tensor,
-    /// Factors of its partner.
-    sin: Tensor,
+    /// For each rotation of the model the factors of each dimension of a head and those of its partner,
+    /// `[rows][1][head_dim]`.
+    angles: Vec<[Tensor; 2]>,
     /// 0 where a row may look, minus infinity elsewhere, `[rows][start + rows]`, of each layer; a single row that looks
     /// everywhere needs none.
     masks: Vec<Option<Tensor>>,
 }
 
 impl CandleModel {
-    /// Loads the weights of `file` onto `device`: `candle-cpu`, `metal` or `cuda`.
+    /// Loads the weights of the decoder described onto `device`: `candle-cpu`, `metal` or `cuda`.
     ///
     /// # Errors
     /// [`Error::Argument`] if the device is unknown, not part of this build, or does not work; [`Error::Gguf`] if the
-    /// file does not hold a model that can be run, or has tensors of a type that candle lacks; [`Error::Interrupted`]
-    /// if `poll` said so.
-    pub fn load(file: &GgufFile, device: &str, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
+    /// file has tensors of a type that candle lacks; [`Error::Interrupted`] if `poll` said so.
+    pub fn load(description: Description<'_>, device: &str, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let device = open_device(device)?;
-        let config = Config::from_gguf(file)?;
-        check_tensors(file, &config)?;
-        file.check_unchanged()?;
-        let weights = Weights::load(file, &config, &device, poll)?;
-        let rotated = 2 * config.rope_freqs.len();
-        let partners = (0..config.head_dim).map(|d| if d < rotated { d ^ 1 } else { d } as u32).collect();
-        let partners = Tensor::from_vec(partners, config.head_dim, &device).map_err(|e| device_error(&device, &e))?;
+        description.file.check_unchanged()?;
+        let weights = Weights::load(&description, &device, poll)?;
+        let config = description.config;
+        let partners = |rope: &RopeTable| {
+            let rotated = 2 * rope.freqs.len();
+            let partners = (0..config.head_dim).map(|d| if d < rotated { d ^ 1 } else { d } as u32).collect();
+            Tensor::from_vec(partners, config.head_dim, &device).map_err(|e| device_error(&device, &e))
+        };
+        let partners = config.ropes.iter().map(partners).collect::<Result<_>>()?;
         Ok(Self { config, device, weights, partners })
     }
 
@@ -176,18 +176,7 @@ impl CandleModel {
     }
 
     fn plan(&self, start: usize, rows: usize, prompt: Option<&Prompt>) -> candle_core::Result<Pass> {
-        let Config { head_dim, rope_freqs, .. } = &self.config;
-        let mut cos = vec![1f32; rows * head_dim];
-        let mut sin = vec![0f32; rows * head_dim];
-        for (row, (cos, sin)) in cos.chunks_exact_mut(*head_dim).zip(sin.chunks_exact_mut(*head_dim)).enumerate() {
-            for (pair, freq) in rope_freqs.iter().enumerate() {
-                let angle = (start + row) as f64 * freq;
-                cos[2 * pair..2 * pair + 2].fill(angle.cos() as f32);
-                sin[2 * pair] = -angle.sin() as f32;
-                sin[2 * pair + 1] = angle.sin() as f32;
-            }
-        }
-        let [cos, sin] = [cos, sin].map(|factors| Tensor::from_vec(factors, (rows, 1, *head_dim), &self.device));
+        let angles = self.config.ropes.iter().map(|rope| self.angles(rope, start, rows));
         let rules = |layer| -> Vec<Option<&Pattern>> {
             let rule = |row: usize| prompt?.rule(self.config.n_layer, layer, (start + row) / PAGE);
             (0..rows).map(rule).collect()
@@ -205,7 +194,24 @@ impl CandleModel {
             masks.push(mask);
             previous = Some(rules);
         }
-        Ok(Pass { start, rows, cos: cos?, sin: sin?, masks })
+        Ok(Pass { start, rows, angles: angles.collect::<candle_core::Result<_>>()?, masks })
+    }
+
+    /// Factors of each dimension of a head, and of its partner, in the rotation of rows from position `start` on.
+    fn angles(&self, rope: &RopeTable, start: usize, rows: usize) -> candle_core::Result<[Tensor; 2]> {
+        let head_dim = self.config.head_dim;
+        let mut cos = vec![1f32; rows * head_dim];
+        let mut sin = vec![0f32; rows * head_dim];
+        for (row, (cos, sin)) in cos.chunks_exact_mut(head_dim).zip(sin.chunks_exact_mut(head_dim)).enumerate() {
+            for (pair, freq) in rope.freqs.iter().enumerate() {
+                let angle = (start + row) as f64 * freq;
+                cos[2 * pair..2 * pair + 2].fill(angle.cos() as f32);
+                sin[2 * pair] = -angle.sin() as f32;
+                sin[2 * pair + 1] = angle.sin() as f32;
+            }
+        }
+        let tensor = |factors| Tensor::from_vec(factors, (rows, 1, head_dim), &self.device);
+        Ok([tensor(cos)?, tensor(sin)?])
     }
 
     /// The mask of rows from position `start` on, each with its rule.
@@ -228,8 +234,8 @@ impl CandleModel {
         let layer = &self.weights.layers[index];
         let normed = self.norm(x, &layer.attn_norm)?;
         let project = |matrix: &QMatMul, heads: usize| matrix.forward(&normed)?.reshape((pass.rows, heads, head_dim));
-        let queries = self.rotate(&project(&layer.attn_q, n_head)?, pass)?.transpose(0, 1)?;
-        let keys = self.rotate(&project(&layer.attn_k, n_head_kv)?, pass)?.transpose(0, 1)?;
+        let queries = self.rotate(index, project(&layer.attn_q, n_head)?, pass)?.transpose(0, 1)?;
+        let keys = self.rotate(index, project(&layer.attn_k, n_head_kv)?, pass)?.transpose(0, 1)?;
         let values = project(&layer.attn_v, n_head_kv)?.transpose(0, 1)?;
         let [keys, values] = cache.store(index, pass.start, &keys, &values)?;
 
@@ -247,10 +253,12 @@ impl CandleModel {
         x + layer.attn_output.forward(&attended.reshape((pass.rows, n_head * head_dim))?)?
     }
 
-    /// Rotates pairs `(2i, 2i + 1)` of each head of `x`, `[rows][heads][head_dim]`.
-    fn rotate(&self, x: &Tensor, pass: &Pass) -> candle_core::Result<Tensor> {
-        let partners = x.index_select(&self.partners, D::Minus1)?;
-        x.broadcast_mul(&pass.cos)? + partners.broadcast_mul(&pass.sin)?
+    /// Rotates pairs `(2i, 2i + 1)` of each head of `x`, `[rows][heads][head_dim]`, if layer `index` rotates any.
+    fn rotate(&self, index: usize, x: Tensor, pass: &Pass) -> candle_core::Result<Tensor> {
+        let Some(rope) = self.config.blocks[index].rope else { return Ok(x) };
+        let [cos, sin] = &pass.angles[rope];
+        let partners = x.index_select(&self.partners[rope], D::Minus1)?;
+        x.broadcast_mul(cos)? + partners.broadcast_mul(sin)?
     }
 
     /// Adds the feed-forward part of a layer (SwiGLU) to the residual stream.
@@ -278,11 +286,13 @@ impl CandleModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::describe;
     use crate::fixture::{tiny_llama, GgufWriter};
+    use crate::gguf::file::GgufFile;
     use crate::gguf::types::GgmlType;
 
     fn load(model: &GgufWriter, device: &str) -> Result<CandleModel> {
-        CandleModel::load(&GgufFile::open(model.file().path())?, device, &mut || false)
+        CandleModel::load(describe(&GgufFile::open(model.file().path())?)?, device, &mut || false)
     }
 
     fn message(model: &GgufWriter, device: &str) -> String {

@@ -1,10 +1,13 @@
-//! The weights of a Llama on a candle device, quantised as in the file.
+//! The weights of a decoder on a candle device, quantised as in the file.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use std::borrow::Cow;
 
-use crate::arch::config::Config;
+use crate::arch::description::Description;
+use crate::arch::roles::BlockRole::{AttnK, AttnNorm, AttnOutput, AttnQ, AttnV, FfnDown, FfnGate, FfnNorm, FfnUp};
+use crate::arch::roles::Role;
+use crate::arch::tensors::Tensors;
 use crate::candle::cache::device_error;
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
@@ -47,29 +50,23 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads the tensors of `file` onto `device`.
+    /// Reads the tensors of a file onto `device`.
     ///
     /// # Errors
     /// [`Error::Gguf`] if a tensor is missing or has a type that candle lacks, [`Error::Argument`] if the device fails,
     /// [`Error::Interrupted`] if `poll`, asked between layers, said so.
-    pub fn load(file: &GgufFile, config: &Config, device: &Device, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let loader = Loader { file, device };
-        let embedding = loader.matrix("token_embd")?;
+    pub fn load(description: &Description<'_>, device: &Device, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
+        let Description { file, config, tensors } = description;
+        let mut loader = Loader { file, tensors, device, bytes: 0 };
+        let embedding = loader.matrix(Role::Embedding)?;
         let mut layer = |index| if poll() { Err(Error::Interrupted) } else { loader.layer(index) };
         let layers = (0..config.n_layer).map(&mut layer).collect::<Result<Vec<_>>>()?;
-        let output_norm = loader.vector("output_norm")?;
-        let untied = file.tensor("output.weight").map(|_| loader.matrix("output")).transpose()?;
-        let matrices = layers.iter().flat_map(Layer::matrices).chain([&embedding]).chain(&untied);
-        let bytes = matrices.map(resident_bytes).sum();
-        let output = untied.unwrap_or_else(|| embedding.clone());
-        Ok(Self { embedding, layers, output_norm, output, bytes })
-    }
-}
-
-impl Layer {
-    fn matrices(&self) -> [&QMatMul; 7] {
-        let Self { attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down, .. } = self;
-        [attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down]
+        let output_norm = loader.vector(Role::OutputNorm)?;
+        let output = match tensors.get(Role::Output) {
+            Some(_) => loader.matrix(Role::Output)?,
+            None => embedding.clone(),
+        };
+        Ok(Self { embedding, layers, output_norm, output, bytes: loader.bytes })
     }
 }
 
@@ -122,38 +119,42 @@ pub fn open_device(name: &str) -> Result<Device> {
 /// Reads tensors of a file onto a device.
 struct Loader<'a> {
     file: &'a GgufFile,
+    tensors: &'a Tensors<'a>,
     device: &'a Device,
+    /// Bytes of the matrices so far.
+    bytes: usize,
 }
 
 impl Loader<'_> {
-    fn layer(&self, index: usize) -> Result<Layer> {
-        let matrix = |name| self.matrix(&format!("blk.{index}.{name}"));
-        let vector = |name| self.vector(&format!("blk.{index}.{name}"));
+    fn layer(&mut self, index: usize) -> Result<Layer> {
+        let role = |role| Role::Block(index, role);
         Ok(Layer {
-            attn_norm: vector("attn_norm")?,
-            attn_q: matrix("attn_q")?,
-            attn_k: matrix("attn_k")?,
-            attn_v: matrix("attn_v")?,
-            attn_output: matrix("attn_output")?,
-            ffn_norm: vector("ffn_norm")?,
-            ffn_gate: matrix("ffn_gate")?,
-            ffn_up: matrix("ffn_up")?,
-            ffn_down: matrix("ffn_down")?,
+            attn_norm: self.vector(role(AttnNorm))?,
+            attn_q: self.matrix(role(AttnQ))?,
+            attn_k: self.matrix(role(AttnK))?,
+            attn_v: self.matrix(role(AttnV))?,
+            attn_output: self.matrix(role(AttnOutput))?,
+            ffn_norm: self.vector(role(FfnNorm))?,
+            ffn_gate: self.matrix(role(FfnGate))?,
+            ffn_up: self.matrix(role(FfnUp))?,
+            ffn_down: self.matrix(role(FfnDown))?,
         })
     }
 
-    fn matrix(&self, name: &str) -> Result<QMatMul> {
-        QMatMul::from_qtensor(self.tensor(name)?).map_err(|source| device_error(self.device, &source))
+    fn matrix(&mut self, role: Role) -> Result<QMatMul> {
+        let matrix = QMatMul::from_qtensor(self.tensor(role)?).map_err(|source| device_error(self.device, &source))?;
+        self.bytes += resident_bytes(&matrix);
+        Ok(matrix)
     }
 
-    fn vector(&self, name: &str) -> Result<Tensor> {
-        let values = self.tensor(name)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
+    fn vector(&self, role: Role) -> Result<Tensor> {
+        let values = self.tensor(role)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
         values.map_err(|source| device_error(self.device, &source))
     }
 
-    /// The tensor `name.weight` as it is in the file.
-    fn tensor(&self, name: &str) -> Result<QTensor> {
-        let info = self.file.require(&format!("{name}.weight"))?;
+    /// The tensor of a role as it is in the file.
+    fn tensor(&self, role: Role) -> Result<QTensor> {
+        let info = self.tensors.require(role)?;
         let dtype = self.dtype(info)?;
         let data = self.file.data(info);
         // candle reads blocks where they are, but a file may put them anywhere.
@@ -206,6 +207,7 @@ fn aligned_copy(bytes: &[u8]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::describe;
     use crate::fixture::tiny_llama;
     use crate::gguf::metadata::Value;
 
@@ -217,11 +219,12 @@ mod tests {
         model.tensors.rotate_right(1);
         let file = model.file();
         let file = GgufFile::open(file.path()).unwrap();
-        for name in ["token_embd", "output_norm", "blk.1.ffn_down"] {
-            let info = file.require(&format!("{name}.weight")).unwrap();
+        let tensors = describe(&file).unwrap().tensors;
+        let loader = Loader { file: &file, tensors: &tensors, device: &Device::Cpu, bytes: 0 };
+        for role in [Role::Embedding, Role::OutputNorm, Role::Block(1, FfnDown)] {
+            let info = tensors.require(role).unwrap();
             assert!(!file.data(info).as_ptr().cast::<u32>().is_aligned());
-            let loader = Loader { file: &file, device: &Device::Cpu };
-            assert_eq!(&*loader.tensor(name).unwrap().data().unwrap(), file.data(info));
+            assert_eq!(&*loader.tensor(role).unwrap().data().unwrap(), file.data(info));
         }
     }
 }

@@ -128,7 +128,7 @@ impl Pass {
                 let floats = &mut local.queries.floats;
                 let at = floats.len();
                 floats.extend_from_slice(self.buffers.qkv.read(self.head(row, unit.head * unit.group + i)));
-                self.rotate(row, &mut floats[at..]);
+                self.rotate(unit.layer, row, &mut floats[at..]);
                 kernels.scale(&mut floats[at..], scale);
                 floats.resize(at + unit.width, 0.0);
                 local.queries.round_last(kernels, unit.width);

@@ -4,6 +4,7 @@
 //! of heads in attention. Every value is computed by the same operations in the same order whatever the number of rows and
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
+use crate::arch::rope::RopeTable;
 use crate::attention::cache::PAGE;
 use crate::attention::selection::Selection;
 use crate::attention::units::{Accumulator, Queries, Workspace};
@@ -32,8 +33,8 @@ pub struct Pass {
     pub(super) decoder: Arc<Decoder>,
     pub(super) buffers: Buffers,
     pub(super) task: Task,
-    /// Cosines and sines of every row's rotation, `[rows][pairs]` each.
-    pub(super) angles: [Vec<f32>; 2],
+    /// For each rotation of the model the cosines and sines of every row, `[rows][pairs]` each.
+    pub(super) angles: Vec<[Vec<f32>; 2]>,
     pub(super) attention: AttentionPlan,
     /// Rows that share a page of the cache.
     pub(super) pages: Vec<Range<usize>>,
@@ -46,12 +47,7 @@ impl Pass {
     pub fn new(decoder: Arc<Decoder>, mut buffers: Buffers, task: Task, workers: usize) -> Self {
         let Task { rows, prompts, wanted, choose, .. } = &task;
         let config = &decoder.config;
-        let angle = |row: &Row| {
-            let position = row.position as f64;
-            config.rope_freqs.iter().map(move |&freq| position * freq).collect::<Vec<_>>()
-        };
-        let angles: Vec<f64> = rows.iter().flat_map(angle).collect();
-        let angles = [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect());
+        let angles = config.ropes.iter().map(|rope| angles(rope, rows)).collect();
 
         let exact = |row: &Row| prompts[row.sequence].as_ref().is_none_or(|prompt| prompt.is_exact(row.position));
         let attention = AttentionPlan::new(config, rows, rows.iter().all(exact), workers);
@@ -87,6 +83,16 @@ impl Pass {
         };
         (Some(outcome), self.buffers)
     }
+}
+
+/// Cosines and sines of the rotation of every row, `[rows][pairs]` each.
+fn angles(rope: &RopeTable, rows: &[Row]) -> [Vec<f32>; 2] {
+    let angle = |row: &Row| {
+        let position = row.position as f64;
+        rope.freqs.iter().map(move |&freq| position * freq)
+    };
+    let angles: Vec<f64> = rows.iter().flat_map(angle).collect();
+    [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect())
 }
 
 /// Cuts rows where the next one belongs to another page.

@@ -82,9 +82,12 @@ impl Pass {
         at..at + config.head_dim
     }
 
-    pub(super) fn rotate(&self, row: usize, head: &mut [f32]) {
-        let pairs = self.decoder.config.rope_freqs.len();
-        let [cos, sin] = self.angles.each_ref().map(|a| &a[row * pairs..(row + 1) * pairs]);
+    /// Turns a head of queries or keys of a row, if block `layer` turns any.
+    pub(super) fn rotate(&self, layer: usize, row: usize, head: &mut [f32]) {
+        let config = &self.decoder.config;
+        let Some(rope) = config.blocks[layer].rope else { return };
+        let pairs = config.ropes[rope].freqs.len();
+        let [cos, sin] = self.angles[rope].each_ref().map(|a| &a[row * pairs..(row + 1) * pairs]);
         self.decoder.kernels.rope(head, cos, sin);
     }
 

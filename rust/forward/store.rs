@@ -30,7 +30,7 @@ impl Pass {
                     let key = self.head(row, config.n_head + head);
                     local.floats.clear();
                     local.floats.extend_from_slice(self.buffers.qkv.read(key));
-                    self.rotate(row, &mut local.floats);
+                    self.rotate(layer, row, &mut local.floats);
                     let scale = kernels.to_fixed(&local.floats, largest_key, &mut local.quants);
                     page.store_key(layer, head, position % PAGE, &local.quants, scale);
                 }

@@ -7,8 +7,7 @@ mod sampling;
 mod sessions;
 mod text;
 
-use crate::arch::config::Config;
-use crate::arch::tensors::ignored_tensors;
+use crate::arch::describe;
 use crate::gguf::file::GgufFile;
 use crate::model::{self, Options};
 use crate::saved;
@@ -103,9 +102,9 @@ impl PyGgufFile {
         metadata_dict(py, self.0.metadata())
     }
 
-    /// Names of the tensors that a model does not use; GgufError if the file holds no Llama.
+    /// Names of the tensors that a model does not use; GgufError if the file holds none that can be run.
     fn ignored_tensors(&self) -> PyResult<Vec<&str>> {
-        Ok(ignored_tensors(&self.0, &Config::from_gguf(&self.0)?))
+        Ok(describe(&self.0)?.tensors.ignored())
     }
 
     /// Name, type, shape (rows first) and bytes of every tensor, in file order.
@@ -141,9 +140,9 @@ impl PyModel {
         interruptible(py, |poll| {
             let file = GgufFile::open(&path)?;
             // What can be refused is refused before the weights are read.
-            options.check(&file)?;
+            let checked = options.check(&file)?;
             let tokenizer = codec::Tokenizer::from_gguf(&file)?;
-            let model = model::Model::load(&file, &options, poll)?;
+            let model = model::Model::load(checked, poll)?;
             Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
         })
     }

@@ -1,5 +1,6 @@
 //! Text to token ids and back, as the metadata of a model file describes it.
 
+use crate::arch::roles::Role;
 use crate::error::{Error, Result};
 use crate::gguf::file::GgufFile;
 use crate::gguf::metadata::Metadata;
@@ -56,7 +57,7 @@ impl Tokenizer {
     pub fn from_gguf(file: &GgufFile) -> Result<Self> {
         let metadata = file.metadata();
         let (vocabulary, model, default_add_bos) = read_model(metadata)?;
-        let n_vocab = match file.tensor("token_embd.weight") {
+        let n_vocab = match file.tensor(&Role::Embedding.to_string()) {
             None => vocabulary.size(),
             Some(tensor) if tensor.rows() >= vocabulary.size() => tensor.rows(),
             Some(tensor) => {

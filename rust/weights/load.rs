@@ -3,7 +3,10 @@
 //! All matrices lie in one anonymous mapping, so that large pages can back it; the pages of the file are released as
 //! soon as they are repacked, which keeps peak memory near the size of the file.
 
-use crate::arch::config::Config;
+use crate::arch::description::Description;
+use crate::arch::roles::BlockRole::{AttnK, AttnNorm, AttnOutput, AttnQ, AttnV, FfnDown, FfnGate, FfnNorm, FfnUp};
+use crate::arch::roles::Role;
+use crate::arch::tensors::Tensors;
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 use crate::gguf::types::GgmlType;
@@ -13,11 +16,13 @@ use crate::weights::matrix::{groups, Matrix};
 use crate::weights::pack::pack;
 use crate::workers::memory::anonymous;
 use half::{bf16, f16};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Where a matrix goes in the arena.
 struct Plan<'a> {
+    role: Role,
     info: &'a TensorInfo,
     quants: Range<usize>,
     scales: Range<usize>,
@@ -68,89 +73,90 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads and repacks the tensors of `file` on `threads` threads.
+    /// Reads and repacks the tensors of a file on `threads` threads.
     ///
     /// # Errors
     /// [`Error::Gguf`] if a tensor is missing, [`Error::Io`] if there is no memory for the weights,
     /// [`Error::Interrupted`] if `poll` said so.
-    pub fn load(file: &GgufFile, config: &Config, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        const MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
-        let mut names = vec!["token_embd.weight".to_owned()];
-        for layer in 0..config.n_layer {
-            names.extend(MATRICES.iter().map(|name| format!("blk.{layer}.{name}.weight")));
-        }
-        let tied = file.tensor("output.weight").is_none();
-        names.extend((!tied).then(|| "output.weight".to_owned()));
-
-        let mut end = 0;
-        let mut place = |bytes: usize| {
-            let at = end;
-            end += bytes.next_multiple_of(LINE);
-            at..at + bytes
+    pub fn load(description: &Description<'_>, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
+        let Description { file, config, tensors } = description;
+        let (mut matrices, bytes) = pack_all(file, tensors, threads, poll)?;
+        let mut matrix = |role| match matrices.remove(&role) {
+            Some(matrix) => Ok(matrix),
+            None => Err(tensors.missing(role)),
         };
-        let mut plans = Vec::with_capacity(names.len());
-        for name in &names {
-            let info = file.require(name)?;
-            let (tiles, groups) = (info.rows().div_ceil(TILE), groups(info.columns()));
-            let quants = place(tiles * groups * quant_bytes(info.dtype));
-            let scales = place(tiles * scale_bytes(info.dtype, groups));
-            plans.push(Plan { info, quants, scales });
-        }
-        let mut arena = anonymous(end).map_err(|source| Error::io(file.path(), source))?;
-        for plan in &plans {
-            if poll() {
-                return Err(Error::Interrupted);
-            }
-            file.check_unchanged()?;
-            let (head, tail) = arena.split_at_mut(plan.scales.start);
-            let (quants, scales) = (&mut head[plan.quants.clone()], &mut tail[..plan.scales.len()]);
-            pack(file, plan.info, quants, scales, threads, poll)?;
-            file.release(plan.info);
-        }
-        let arena = Arc::new(arena.make_read_only().map_err(|source| Error::io(file.path(), source))?);
-        let mut matrices = plans.into_iter().map(|plan| Matrix {
-            dtype: plan.info.dtype,
-            rows: plan.info.rows(),
-            columns: plan.info.columns(),
-            arena: arena.clone(),
-            quants: plan.quants,
-            scales: plan.scales,
-        });
-        let mut next = || matrices.next().expect("one matrix for each name");
-        let embedding = Arc::new(next());
-        let layers = (0..config.n_layer)
-            .map(|layer| {
-                let qkv = [next(), next(), next()];
-                Ok(Layer {
-                    attn_norm: vector(file, &format!("blk.{layer}.attn_norm.weight"))?,
-                    qkv,
-                    attn_output: next(),
-                    ffn_norm: vector(file, &format!("blk.{layer}.ffn_norm.weight"))?,
-                    ffn_gate: next(),
-                    ffn_up: next(),
-                    ffn_down: next(),
-                })
+        let vector = |role| vector(file, tensors.require(role)?);
+        let embedding = Arc::new(matrix(Role::Embedding)?);
+        let output = match tensors.get(Role::Output) {
+            Some(_) => Arc::new(matrix(Role::Output)?),
+            None => embedding.clone(),
+        };
+        let layers = (0..config.n_layer).map(|layer| {
+            let role = |role| Role::Block(layer, role);
+            Ok(Layer {
+                attn_norm: vector(role(AttnNorm))?,
+                qkv: [matrix(role(AttnQ))?, matrix(role(AttnK))?, matrix(role(AttnV))?],
+                attn_output: matrix(role(AttnOutput))?,
+                ffn_norm: vector(role(FfnNorm))?,
+                ffn_gate: matrix(role(FfnGate))?,
+                ffn_up: matrix(role(FfnUp))?,
+                ffn_down: matrix(role(FfnDown))?,
             })
-            .collect::<Result<_>>()?;
-        let output = if tied { embedding.clone() } else { Arc::new(next()) };
+        });
+        let layers = layers.collect::<Result<_>>()?;
         let output_norms = match output.dtype.is_float() {
             true => Vec::new(),
             false => norms(&output, threads, poll).ok_or(Error::Interrupted)?,
         };
-        Ok(Self {
-            embedding,
-            layers,
-            output_norm: vector(file, "output_norm.weight")?,
-            output,
-            bytes: end,
-            output_norms,
-        })
+        Ok(Self { embedding, layers, output_norm: vector(Role::OutputNorm)?, output, bytes, output_norms })
     }
 }
 
+/// Packs all matrices into one arena, in the order in which a forward reads them; them by role, and the bytes of the arena.
+fn pack_all(
+    file: &GgufFile,
+    tensors: &Tensors<'_>,
+    threads: usize,
+    poll: &mut dyn FnMut() -> bool,
+) -> Result<(BTreeMap<Role, Matrix>, usize)> {
+    let mut end = 0;
+    let mut place = |bytes: usize| {
+        let at = end;
+        end += bytes.next_multiple_of(LINE);
+        at..at + bytes
+    };
+    let mut plans = Vec::new();
+    for (role, info) in tensors.matrices() {
+        let (tiles, groups) = (info.rows().div_ceil(TILE), groups(info.columns()));
+        let quants = place(tiles * groups * quant_bytes(info.dtype));
+        let scales = place(tiles * scale_bytes(info.dtype, groups));
+        plans.push(Plan { role, info, quants, scales });
+    }
+    let mut arena = anonymous(end).map_err(|source| Error::io(file.path(), source))?;
+    for plan in &plans {
+        if poll() {
+            return Err(Error::Interrupted);
+        }
+        file.check_unchanged()?;
+        let (head, tail) = arena.split_at_mut(plan.scales.start);
+        let (quants, scales) = (&mut head[plan.quants.clone()], &mut tail[..plan.scales.len()]);
+        pack(file, plan.info, quants, scales, threads, poll)?;
+        file.release(plan.info);
+    }
+    let arena = Arc::new(arena.make_read_only().map_err(|source| Error::io(file.path(), source))?);
+    let matrix = |plan: Plan<'_>| Matrix {
+        dtype: plan.info.dtype,
+        rows: plan.info.rows(),
+        columns: plan.info.columns(),
+        arena: arena.clone(),
+        quants: plan.quants,
+        scales: plan.scales,
+    };
+    Ok((plans.into_iter().map(|plan| (plan.role, matrix(plan))).collect(), end))
+}
+
 /// A float tensor as f32; norms are F32 in practice, F16 and BF16 are taken too.
-fn vector(file: &GgufFile, name: &str) -> Result<Vec<f32>> {
-    let info = file.require(name)?;
+fn vector(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
     let data = file.data(info);
     let values = data.chunks_exact(info.dtype.block_bytes());
     let values = match info.dtype {
@@ -158,9 +164,9 @@ fn vector(file: &GgufFile, name: &str) -> Result<Vec<f32>> {
         GgmlType::F16 => values.map(|b| bytemuck::pod_read_unaligned::<f16>(b).to_f32()).collect(),
         GgmlType::BF16 => values.map(|b| bytemuck::pod_read_unaligned::<bf16>(b).to_f32()).collect(),
         other => {
-            return Err(Error::Gguf(format!(
-                "{}: {name} has type {}, but norms must be F32, F16 or BF16",
-                file.path().display(),
+            return Err(file.metadata().error(format_args!(
+                "tensor `{}` has type {}, but norms must be F32, F16 or BF16",
+                info.name,
                 other.name()
             )))
         }

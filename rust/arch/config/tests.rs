@@ -1,10 +1,20 @@
 use super::*;
+use crate::arch::describe;
 use crate::fixture::{tiny_llama, GgufWriter};
-use crate::gguf::metadata::Array;
+use crate::gguf::file::GgufFile;
+use crate::gguf::metadata::{Array, Value};
+use crate::gguf::types::GgmlType;
 
 fn config(model: &GgufWriter) -> Result<Config> {
     let file = model.file();
-    Config::from_gguf(&GgufFile::open(file.path())?)
+    Config::dense(&Keys::new(&GgufFile::open(file.path())?)?)
+}
+
+/// The frequencies of its only rotation.
+fn freqs(model: &GgufWriter) -> Vec<f64> {
+    let Config { mut ropes, blocks, .. } = config(model).unwrap();
+    assert!(ropes.len() == 1 && blocks.iter().all(|block| block.rope == Some(0)));
+    ropes.remove(0).freqs
 }
 
 /// The tiny model with one key set.
@@ -37,7 +47,8 @@ fn reads_a_plain_model() {
             n_ff: 96,
             n_ctx_train: 128,
             rms_eps: 1e-5,
-            rope_freqs: (0..8).map(|i| 10_000f64.powf(-f64::from(i) / 8.0)).collect(),
+            ropes: vec![RopeTable { freqs: (0..8).map(|i| 10_000f64.powf(-f64::from(i) / 8.0)).collect() }],
+            blocks: vec![Block { rope: Some(0) }; 2],
         }
     );
 }
@@ -46,7 +57,7 @@ fn reads_a_plain_model() {
 fn refusals_name_their_reason() {
     let eq_heads = |n| Value::Array(Array::U32(n));
     for (key, value, message) in [
-        ("general.architecture", string("qwen2"), "architecture \"qwen2\" is not supported (supported: \"llama\")"),
+        ("general.architecture", string("qwen2"), "architecture \"qwen2\" is not supported (supported: \"llama\""),
         ("general.type", string("adapter"), "holds a \"adapter\""),
         ("llama.expert_count", Value::U32(8), "mixture of 8 experts"),
         ("llama.block_count", Value::U32(0), "`llama.block_count` must be from 1 to"),
@@ -64,7 +75,8 @@ fn refusals_name_their_reason() {
         ("llama.rope.scaling.type", string("yarn"), "\"yarn\" is not supported"),
         ("llama.rope.scaling.factor", Value::F32(f32::INFINITY), "above 0 but is inf"),
     ] {
-        let error = config(&with(key, value)).unwrap_err().to_string();
+        let file = with(key, value).file();
+        let error = describe(&GgufFile::open(file.path()).unwrap()).err().unwrap().to_string();
         assert!(error.contains(message), "{key}: {error}");
     }
     for key in ["general.architecture", "llama.block_count", "llama.attention.layer_norm_rms_epsilon"] {
@@ -95,15 +107,15 @@ fn equal_numbers_per_block_are_one_number() {
 
 #[test]
 fn linear_scaling_divides_the_frequencies() {
-    let plain = config(&tiny_llama()).unwrap().rope_freqs;
+    let plain = freqs(&tiny_llama());
     let quarter: Vec<f64> = plain.iter().map(|f| f / 4.0).collect();
     let mut model = with("llama.rope.scaling.type", string("linear"));
     model.set("llama.rope.scaling.factor", Value::F32(4.0));
-    assert_eq!(config(&model).unwrap().rope_freqs, quarter);
+    assert_eq!(freqs(&model), quarter);
     model.set("llama.rope.scaling.type", string("none"));
-    assert_eq!(config(&model).unwrap().rope_freqs, plain);
+    assert_eq!(freqs(&model), plain);
     let old = with("llama.rope.scale_linear", Value::F32(4.0));
-    assert_eq!(config(&old).unwrap().rope_freqs, quarter);
+    assert_eq!(freqs(&old), quarter);
 }
 
 #[test]
@@ -111,25 +123,25 @@ fn partial_rotation_and_its_base() {
     let mut model = with("llama.rope.dimension_count", Value::U32(4));
     model.set("llama.rope.freq_base", Value::F32(500_000.0));
     let expected = [1.0, 500_000f64.powf(-0.5)];
-    assert_eq!(config(&model).unwrap().rope_freqs, expected);
+    assert_eq!(freqs(&model), expected);
 }
 
 #[test]
 fn factors_of_llama_3_divide_each_frequency() {
-    let plain = config(&tiny_llama()).unwrap().rope_freqs;
+    let plain = freqs(&tiny_llama());
     let factors = [1.0, 1.0, 1.5, 2.0, 3.0, 8.0, 8.0, 8.0];
     let with_factors = |factors: &[f32]| {
         let mut model = tiny_llama();
         let shape = [factors.len() as u64];
         model.data("rope_freqs.weight", GgmlType::F32, &shape, f32_bytes(factors));
-        config(&model)
+        model
     };
-    assert_eq!(with_factors(&[1.0; 8]).unwrap().rope_freqs, plain);
-    for ((scaled, plain), factor) in with_factors(&factors).unwrap().rope_freqs.iter().zip(&plain).zip(factors) {
+    assert_eq!(freqs(&with_factors(&[1.0; 8])), plain);
+    for ((scaled, plain), factor) in freqs(&with_factors(&factors)).iter().zip(&plain).zip(factors) {
         assert!((scaled * f64::from(factor) / plain - 1.0).abs() < 1e-12);
     }
     for wrong in [&[1.0; 7][..], &[1.0; 9], &[0.0; 8], &[f32::NAN; 8]] {
-        let error = with_factors(wrong).unwrap_err().to_string();
+        let error = config(&with_factors(wrong)).unwrap_err().to_string();
         assert!(error.contains("`rope_freqs.weight`"), "{error}");
     }
 }

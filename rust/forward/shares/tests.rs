@@ -1,4 +1,5 @@
 use super::*;
+use crate::arch::config::Block;
 
 /// A model with so many key/value heads, two queries each.
 fn config(n_head_kv: usize) -> Config {
@@ -12,7 +13,8 @@ fn config(n_head_kv: usize) -> Config {
         n_ff: 96,
         n_ctx_train: 4096,
         rms_eps: 1e-5,
-        rope_freqs: vec![1.0; 8],
+        ropes: Vec::new(),
+        blocks: vec![Block { rope: None }],
     }
 }
 

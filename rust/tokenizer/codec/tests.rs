@@ -119,7 +119,7 @@ fn rows_without_a_token_are_padding() {
     let mut model = tiny_spm(&["a"]);
     let unused = model.add_token("[PAD]", 5);
     let tokens = u64::from(unused) + 1;
-    model.tensor("token_embd.weight", GgmlType::F32, &[4, tokens + 3]);
+    model.tensor(&Role::Embedding.to_string(), GgmlType::F32, &[4, tokens + 3]);
     let padded = tokenizer(&model).unwrap();
     assert_eq!(padded.n_vocab() as u64, tokens + 3);
     for id in [unused, unused + 1, unused + 3] {
@@ -138,7 +138,7 @@ fn rows_without_a_token_are_padding() {
         assert!(error.to_string().contains(&range), "{error}");
     }
     model.tensors.clear();
-    model.tensor("token_embd.weight", GgmlType::F32, &[4, tokens - 1]);
+    model.tensor(&Role::Embedding.to_string(), GgmlType::F32, &[4, tokens - 1]);
     let error = tokenizer(&model).unwrap_err().to_string();
     assert!(error.contains("tensor `token_embd.weight` only"), "{error}");
 }

@@ -1,0 +1,157 @@
+//! Typed access to the keys `<architecture>.*` of a file.
+
+use crate::arch::roles::Role;
+use crate::error::{Error, Result};
+use crate::gguf::file::{GgufFile, TensorInfo};
+use crate::gguf::metadata::Value;
+
+/// No width or count of a real model comes near; products of two of them cannot overflow.
+pub const MAX_WIDTH: u64 = 1 << 24;
+
+const ARCHITECTURE: &str = "general.architecture";
+
+/// The keys that begin with the architecture of a file. Every error names file, key and value.
+pub struct Keys<'a> {
+    file: &'a GgufFile,
+    architecture: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    /// The keys of `file`.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if it does not say its architecture.
+    pub fn new(file: &'a GgufFile) -> Result<Self> {
+        let metadata = file.metadata();
+        let architecture = metadata.get_str(ARCHITECTURE)?;
+        let missing = || metadata.error(format_args!("metadata `{ARCHITECTURE}` is missing"));
+        Ok(Self { file, architecture: architecture.ok_or_else(missing)? })
+    }
+
+    /// What the file says its architecture is.
+    pub fn architecture(&self) -> &'a str {
+        self.architecture
+    }
+
+    /// The file.
+    pub fn file(&self) -> &'a GgufFile {
+        self.file
+    }
+
+    /// The tensor of a role, under the name that all families give it.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if it is missing.
+    pub fn tensor(&self, role: Role) -> Result<&'a TensorInfo> {
+        self.file.require(&role.to_string())
+    }
+
+    /// An [`Error::Gguf`] that names the file before `message`.
+    pub fn error(&self, message: impl std::fmt::Display) -> Error {
+        self.file.metadata().error(message)
+    }
+
+    /// The whole name of a key.
+    pub fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    /// An error about an absent key.
+    fn missing(&self, key: &str) -> Error {
+        self.error(format_args!("metadata `{}` is missing", self.name(key)))
+    }
+
+    /// A string, if it is there.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] for a value of another type.
+    pub fn string(&self, key: &str) -> Result<Option<&'a str>> {
+        self.file.metadata().get_str(&self.name(key))
+    }
+
+    /// A count from 1 to `limit`, if it is there; where the value of each block is given in an array, all must be equal.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] for any other value.
+    pub fn count(&self, key: &str, limit: u64) -> Result<Option<usize>> {
+        let name = self.name(key);
+        let metadata = self.file.metadata();
+        let value = match metadata.get(&name) {
+            Some(Value::Array(_)) => {
+                let values = metadata.get_integers(&name)?.unwrap_or_default();
+                match values.first() {
+                    Some(&value) if values.iter().all(|&other| other == value) => {
+                        Some(u64::try_from(value).unwrap_or(0))
+                    }
+                    _ => {
+                        let message = format_args!("metadata `{name}` differs between blocks, which is not supported");
+                        return Err(self.error(message));
+                    }
+                }
+            }
+            _ => metadata.get_u64(&name)?,
+        };
+        match value {
+            Some(value) if !(1..=limit).contains(&value) => {
+                Err(self.error(format_args!("metadata `{name}` must be from 1 to {limit} but is {value}")))
+            }
+            value => Ok(value.map(|value| value as usize)),
+        }
+    }
+
+    /// A [`Self::count`] that must be there.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if it is not, or for any other value.
+    pub fn required_count(&self, key: &str, limit: u64) -> Result<usize> {
+        self.count(key, limit)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// A finite number above 0, if it is there.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] for any other value.
+    pub fn positive(&self, key: &str) -> Result<Option<f32>> {
+        let name = self.name(key);
+        match self.file.metadata().get_f32(&name)? {
+            Some(value) if !(value.is_finite() && value > 0.0) => {
+                Err(self.error(format_args!("metadata `{name}` must be a finite number above 0 but is {value}")))
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// A [`Self::positive`] number that must be there.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if it is not, or for any other value.
+    pub fn required_positive(&self, key: &str) -> Result<f32> {
+        self.positive(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// Fails for an adapter or projector, which is only a part of some model.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] that says what the file holds.
+    pub fn check_type(&self) -> Result<()> {
+        match self.file.metadata().get_str("general.type")? {
+            None | Some("model") => Ok(()),
+            Some(other) => {
+                Err(self.error(format_args!("the file holds a \"{other}\" (`general.type`), not a \"model\"")))
+            }
+        }
+    }
+
+    /// Fails for a mixture of experts.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] that says how many there are.
+    pub fn check_dense(&self) -> Result<()> {
+        let name = self.name("expert_count");
+        match self.file.metadata().get_u64(&name)? {
+            None | Some(0) => Ok(()),
+            Some(experts) => Err(self
+                .error(format_args!("a mixture of {experts} experts (`{name}`) is not supported; dense models are"))),
+        }
+    }
+}

@@ -9,6 +9,7 @@ pub mod config;
 pub mod tensors;
 pub mod description;
 pub mod llama;
+pub mod smollm3;
 
 use crate::error::Result;
 use crate::gguf::file::GgufFile;
@@ -16,7 +17,7 @@ use description::{Description, Family};
 use keys::Keys;
 
 /// The families that can be run.
-pub const FAMILIES: [Family; 1] = [llama::FAMILY];
+pub const FAMILIES: [Family; 2] = [llama::FAMILY, smollm3::FAMILY];
 
 /// Describes the decoder in `file`; everything that can be checked without reading weights is checked here, once.
 ///

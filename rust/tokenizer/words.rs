@@ -6,11 +6,12 @@
 use regex_syntax::hir::{Class, HirKind};
 
 /// The values of `tokenizer.ggml.pre` that are known, with their rules.
-const RULES: [(&str, Rule); 16] = [
+const RULES: [(&str, Rule); 17] = [
     ("llama-bpe", Rule::Llama3 { digits: 3 }),
     ("llama3", Rule::Llama3 { digits: 3 }),
     ("llama-v3", Rule::Llama3 { digits: 3 }),
     ("falcon3", Rule::Llama3 { digits: 3 }),
+    ("smaug-bpe", Rule::Llama3 { digits: 3 }),
     ("qwen2", Rule::Llama3 { digits: 1 }),
     ("deepseek-r1-qwen", Rule::Llama3 { digits: 1 }),
     ("stablelm2", Rule::Llama3 { digits: 1 }),
@@ -25,7 +26,7 @@ const RULES: [(&str, Rule); 16] = [
     ("default", Rule::Default),
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 enum Rule {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
@@ -38,10 +39,14 @@ enum Rule {
     Llama3 { digits: usize },
 }
 
+/// The names among them for tokenizers whose words stay whole if they are a token and whose texts begin with BOS.
+const LLAMA_3: [&str; 4] = ["llama-bpe", "llama3", "llama-v3", "falcon3"];
+
 /// How a family of models cuts text.
 #[derive(Debug)]
 pub struct Words {
     rule: Rule,
+    is_llama_3: bool,
     letters: CharacterClass,
     punctuation: CharacterClass,
 }
@@ -52,6 +57,7 @@ impl Words {
         let (_, rule) = RULES.into_iter().find(|(other, _)| *other == name)?;
         Some(Self {
             rule,
+            is_llama_3: LLAMA_3.contains(&name),
             letters: CharacterClass::parse(r"\p{L}"),
             punctuation: CharacterClass::parse(r"[\p{P}$+<=>^~|]"),
         })
@@ -62,9 +68,9 @@ impl Words {
         RULES.map(|(name, _)| name).join(", ")
     }
 
-    /// Whether this is the rule of Llama 3, whose words stay whole if they are a token and whose texts begin with BOS.
+    /// Whether words stay whole if they are a token and texts begin with BOS, as in Llama 3.
     pub fn is_llama_3(&self) -> bool {
-        self.rule == Rule::Llama3 { digits: 3 }
+        self.is_llama_3
     }
 
     /// Call `emit` with each word of `text`; the words together are the text.
@@ -293,6 +299,10 @@ mod tests {
         assert_eq!(words("qwen2", "a12"), ["a", "1", "2"]);
         assert_eq!(words("llama3", "'re're'x'"), ["'re", "'re", "'x", "'"]);
         assert_eq!(words("llama3", "  "), ["  "]);
+        // The same words, but merges make them and no BOS comes first.
+        let text = "\tif (x)\n\n  \n  y 12345'LL!";
+        assert_eq!(words("smaug-bpe", text), words("llama3", text));
+        assert!(Words::named("llama3").unwrap().is_llama_3() && !Words::named("smaug-bpe").unwrap().is_llama_3());
     }
 
     #[test]

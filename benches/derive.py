@@ -9,6 +9,7 @@ layer 15 keeps about 84 % of the next tokens, 14 and 18 about 70 %, 12, 15, 18 a
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+
+TESTS = Path(__file__).parent.parent / "tests"
+sys.path.insert(0, str(TESTS))
+
+from tensors import Block  # noqa: E402
 
 Tensors = Iterator[tuple[str, npt.NDArray[Any], gguf.GGMLQuantizationType]]
 
@@ -50,13 +56,16 @@ def widen(source: Path, target: Path, width: int) -> Path:
     old = int(reader.fields["llama.feed_forward_length"].contents())
     if width % old:
         raise ValueError(f"{source.name}: the width must be a multiple of {old}, not {width}")
+    blocks = [Block(layer) for layer in range(int(reader.fields["llama.block_count"].contents()))]
+    inputs = {name for block in blocks for name in (block.ffn_gate, block.ffn_up)}
+    outputs = {block.ffn_down for block in blocks}
 
     def tensors() -> Tensors:
         for tensor in reader.tensors:
             data = np.array(tensor.data)
-            if re.search(r"ffn_(gate|up)\.weight$", tensor.name):
+            if tensor.name in inputs:
                 data = np.tile(data, (width // old, 1))
-            elif tensor.name.endswith("ffn_down.weight"):
+            elif tensor.name in outputs:
                 # Blocks of zero bytes are zero in every type: their scales and minima are 0.
                 wider = np.zeros((data.shape[0], data.shape[1] * width // old), data.dtype)
                 wider[:, : data.shape[1]] = data

@@ -30,14 +30,16 @@ SHAPE = {
 
 def q4_k_m() -> dict[str, str]:
     """Name the tensors to which llama.cpp's mix Q4_K_M gives six bits, with their type."""
+    from tensors import OUTPUT, Block
+
     eighth = N_LAYER // 8
     layers = [
         layer
         for layer in range(N_LAYER)
         if layer < eighth or layer >= 7 * N_LAYER // 8 or (layer - eighth) % 3 == 2
     ]
-    names = [f"blk.{i}.{name}.weight" for i in layers for name in ("attn_v", "ffn_down")]
-    return dict.fromkeys([*names, "output.weight"], "Q6_K")
+    names = [name for block in map(Block, layers) for name in (block.attn_v, block.ffn_down)]
+    return dict.fromkeys([*names, OUTPUT], "Q6_K")
 
 
 QUANTS: dict[str, tuple[str, dict[str, str]]] = {

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blocks import K_QUANTS, random_tensor, tensor_type
+from tensors import EMBEDDING, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, Block
 from vocabulary import CHAT_TEMPLATE, Vocabulary, bpe, spm, vocabulary_of
 
 
@@ -157,25 +158,25 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
         values = rng.normal(middle, spread, length).astype(np.float32)
         tensors[name] = (values, "F32")
 
-    matrix("token_embd.weight", n_vocab, width, 3.0)
+    matrix(EMBEDDING, n_vocab, width, 3.0)
     for layer in range(spec.n_layer):
-        block = f"blk.{layer}."
-        vector(block + "attn_norm.weight", width, 1.0)
-        matrix(block + "attn_q.weight", q_rows, width, 1.5)
-        matrix(block + "attn_k.weight", kv_rows, width, 1.5)
-        matrix(block + "attn_v.weight", kv_rows, width, 1.0)
-        matrix(block + "attn_output.weight", width, q_rows, 2.0)
-        vector(block + "ffn_norm.weight", width, 1.0)
-        matrix(block + "ffn_gate.weight", ff, width, 1.0)
-        matrix(block + "ffn_up.weight", ff, width, 1.5)
-        matrix(block + "ffn_down.weight", width, ff, 2.0)
-    vector("output_norm.weight", width, 1.0)
+        block = Block(layer)
+        vector(block.attn_norm, width, 1.0)
+        matrix(block.attn_q, q_rows, width, 1.5)
+        matrix(block.attn_k, kv_rows, width, 1.5)
+        matrix(block.attn_v, kv_rows, width, 1.0)
+        matrix(block.attn_output, width, q_rows, 2.0)
+        vector(block.ffn_norm, width, 1.0)
+        matrix(block.ffn_gate, ff, width, 1.0)
+        matrix(block.ffn_up, ff, width, 1.5)
+        matrix(block.ffn_down, width, ff, 2.0)
+    vector(OUTPUT_NORM, width, 1.0)
     if spec.copied:
-        tensors["output.weight"] = tensors["token_embd.weight"]
+        tensors[OUTPUT] = tensors[EMBEDDING]
     elif not spec.tied:
-        matrix("output.weight", n_vocab, width, 3.0)
+        matrix(OUTPUT, n_vocab, width, 3.0)
     if spec.rope_freqs is not None:
-        tensors["rope_freqs.weight"] = (np.array(spec.rope_freqs, np.float32), "F32")
+        tensors[ROPE_DIVISORS] = (np.array(spec.rope_freqs, np.float32), "F32")
     for name in spec.extra_tensors:
         vector(name, 32, 0.0)
     return tensors

@@ -1,4 +1,4 @@
-"""The oracle: a Llama forward in float32 numpy on dequantised weights, written to be read.
+"""The oracle: a forward in float32 numpy on dequantised weights, written to be read.
 
 It shares nothing with the engine: the `gguf` package reads the file and dequantises, every position
 is computed at once, and nothing is cached or fused. Slow; keep to a few hundred tokens.
@@ -7,6 +7,7 @@ is computed at once, and nothing is cached or fused. Slow; keep to a few hundred
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,8 +16,19 @@ import numpy.typing as npt
 from gguf import GGUFReader, dequantize
 
 from blocks import FLOAT_TYPES
+from tensors import EMBEDDING, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, Block
 
 Array: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The facts by which a family of models differs from Llama: one switch for each."""
+
+    no_rope_period: int | None = None  # the last of so many blocks turns no queries and keys
+
+
+FAMILIES = {"llama": Family(), "smollm3": Family(no_rope_period=4)}
 
 
 class Reference:
@@ -38,6 +50,7 @@ class Reference:
             tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
             for tensor in reader.tensors
         }
+        self.family = FAMILIES[self.metadata["general.architecture"]]
         self.n_layer = int(self._config("block_count"))
         self.n_head = int(self._config("attention.head_count"))
         self.n_head_kv = int(self._config("attention.head_count_kv", self.n_head))
@@ -50,15 +63,16 @@ class Reference:
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """Compute the logits after each of `tokens`: float32 [len(tokens), n_vocab]."""
-        embedding = self.weights["token_embd.weight"]
+        embedding = self.weights[EMBEDDING]
         x = embedding[list(tokens)]
         rotation = self._rotation(len(tokens))
         for layer in range(self.n_layer):
-            block = f"blk.{layer}."
-            x = x + self._attention(self._norm(x, block + "attn_norm"), block, rotation)
-            x = x + self._feed_forward(self._norm(x, block + "ffn_norm"), block)
-        x = self._norm(x, "output_norm")
-        return self._matmul(x, "output" if "output.weight" in self.weights else "token_embd")
+            block = Block(layer)
+            turn = rotation if self._rotates(layer) else np.ones_like(rotation)
+            x = x + self._attention(self._norm(x, block.attn_norm), block, turn)
+            x = x + self._feed_forward(self._norm(x, block.ffn_norm), block)
+        x = self._norm(x, OUTPUT_NORM)
+        return self._matmul(x, OUTPUT if OUTPUT in self.weights else EMBEDDING)
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """Continue `tokens` by `count` greedy ids."""
@@ -68,7 +82,6 @@ class Reference:
         return ids[len(tokens) :]
 
     def _matmul(self, x: Array, name: str) -> Array:
-        name += ".weight"
         if self.rounded and name in self.quantised:
             x = _to_int8(x)
         return x @ self.weights[name].T
@@ -76,7 +89,7 @@ class Reference:
     def _norm(self, x: Array, name: str) -> Array:
         mean_square = np.square(x, dtype=np.float64).mean(-1, keepdims=True)
         normed = (x / np.sqrt(mean_square + self.rms_eps)).astype(np.float32)
-        return normed * self.weights[name + ".weight"]
+        return normed * self.weights[name]
 
     def _rotation(self, length: int) -> npt.NDArray[np.complex64]:
         """The turn of each pair at each position: unit complex [length, 1, head_dim / 2]."""
@@ -84,18 +97,23 @@ class Reference:
         frequency = float(self._config("rope.freq_base", 10000.0)) ** (-pairs / self.head_dim)
         if self._config("rope.scaling.type") == "linear":
             frequency = frequency / float(self._config("rope.scaling.factor"))
-        if "rope_freqs.weight" in self.weights:
-            frequency = frequency / self.weights["rope_freqs.weight"]
+        if ROPE_DIVISORS in self.weights:
+            frequency = frequency / self.weights[ROPE_DIVISORS]
         angle = np.outer(np.arange(length), frequency)
         return np.exp(1j * angle).astype(np.complex64)[:, None, :]
 
-    def _attention(self, x: Array, block: str, rotation: npt.NDArray[np.complex64]) -> Array:
-        def heads(name: str, count: int) -> Array:
-            return self._matmul(x, block + name).reshape(len(x), count, self.head_dim)
+    def _rotates(self, layer: int) -> bool:
+        """Whether a block turns queries and keys at all."""
+        period = self.family.no_rope_period
+        return period is None or (layer + 1) % period != 0
 
-        q = _rotate(heads("attn_q", self.n_head), rotation)
-        k = _rotate(heads("attn_k", self.n_head_kv), rotation)
-        v = heads("attn_v", self.n_head_kv)
+    def _attention(self, x: Array, block: Block, rotation: npt.NDArray[np.complex64]) -> Array:
+        def heads(name: str, count: int) -> Array:
+            return self._matmul(x, name).reshape(len(x), count, self.head_dim)
+
+        q = _rotate(heads(block.attn_q, self.n_head), rotation)
+        k = _rotate(heads(block.attn_k, self.n_head_kv), rotation)
+        v = heads(block.attn_v, self.n_head_kv)
         if self.rounded:
             k, v = (cached.astype(np.float16).astype(np.float32) for cached in (k, v))
         queries_per_kv = self.n_head // self.n_head_kv
@@ -104,11 +122,11 @@ class Reference:
         future = np.triu(np.ones((len(x), len(x)), bool), 1)
         probabilities = _softmax(np.where(future, np.float32(-np.inf), scores))
         mixed = np.einsum("hqk,khd->qhd", probabilities, v, optimize=True)
-        return self._matmul(mixed.reshape(len(x), -1), block + "attn_output")
+        return self._matmul(mixed.reshape(len(x), -1), block.attn_output)
 
-    def _feed_forward(self, x: Array, block: str) -> Array:
-        gate, up = self._matmul(x, block + "ffn_gate"), self._matmul(x, block + "ffn_up")
-        return self._matmul(gate / (1 + np.exp(-gate)) * up, block + "ffn_down")
+    def _feed_forward(self, x: Array, block: Block) -> Array:
+        gate, up = self._matmul(x, block.ffn_gate), self._matmul(x, block.ffn_up)
+        return self._matmul(gate / (1 + np.exp(-gate)) * up, block.ffn_down)
 
 
 def _rotate(heads: Array, rotation: npt.NDArray[np.complex64]) -> Array:

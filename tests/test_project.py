@@ -285,6 +285,19 @@ def without_tests(rust: str) -> str:
     return re.split(r"#\[cfg\(test\)\]\s*mod \w+ \{", code)[0]
 
 
+def test_tensors_are_named_in_one_place() -> None:
+    """In Rust and in Python one file has the names; all else asks it. Tests of messages may not."""
+    stem = r"token_embd|output_norm|rope_freqs|attn_(?:norm|q|k|v|output)|ffn_(?:norm|gate|up|down)"
+    quoted = re.compile(rf"[\"`](?:[^\"`\n]*\.)?(?:{stem})(?:\.weight)?[\"`]")
+    benches = ROOT / "benches"
+    rust = [*RUST.rglob("*.rs"), *benches.rglob("*.rs"), *(ROOT / "tests").rglob("*.rs")]
+    rust = [path for path in rust if path.name != "tests.rs"]
+    python = [*benches.glob("*.py"), ROOT / "tests/models.py", ROOT / "tests/reference.py"]
+    python.append(ROOT / "tests/tensors.py")
+    naming = {path for path in (*rust, *python) if quoted.search(without_tests(path.read_text()))}
+    assert naming == {RUST / "arch/roles.rs", ROOT / "tests/tensors.py"}
+
+
 def test_unsafe_stays_in_its_places() -> None:
     allowed = [RUST / "kernels", RUST / "workers", RUST / "gguf" / "mapping.rs"]
     using = set()

@@ -1,0 +1,26 @@
+"""The names of the tensors in a model file: the one list of them in Python."""
+
+from __future__ import annotations
+
+EMBEDDING = "token_embd.weight"
+OUTPUT_NORM = "output_norm.weight"
+OUTPUT = "output.weight"  # absent: the embedding serves
+ROPE_DIVISORS = "rope_freqs.weight"
+
+
+class Block:
+    """The names of the tensors of one block, by what they are to it."""
+
+    def __init__(self, index: int) -> None:
+        def name(stem: str) -> str:
+            return f"blk.{index}.{stem}.weight"
+
+        self.attn_norm = name("attn_norm")
+        self.attn_q = name("attn_q")
+        self.attn_k = name("attn_k")
+        self.attn_v = name("attn_v")
+        self.attn_output = name("attn_output")
+        self.ffn_norm = name("ffn_norm")
+        self.ffn_gate = name("ffn_gate")
+        self.ffn_up = name("ffn_up")
+        self.ffn_down = name("ffn_down")

@@ -1,4 +1,4 @@
-//! The engine of specrs: logits of quantised Llama models, as fast as an ordinary CPU gives them.
+//! The engine of specrs: logits of quantised language models, as fast as an ordinary CPU gives them.
 //!
 //! Folders stand in the order in which data flows; each imports only those above it, and so do the files in a folder. The
 //! tour:

@@ -15,7 +15,7 @@ pub enum Role {
     Block(usize, BlockRole),
     /// RMSNorm gains before the output.
     OutputNorm,
-    /// The projection to the vocabulary.
+    /// The projection to the vocabulary; where it is absent the embedding serves (tied).
     Output,
     /// What the rotary frequencies are divided by.
     RopeDivisors,

@@ -38,8 +38,6 @@ impl Tensor {
 }
 
 /// The tensors of a Llama, which other families without experts vary.
-///
-/// Without [`Role::Output`] the embedding is the output too (tied).
 pub fn dense(config: &Config) -> Vec<Tensor> {
     let (n_embd, n_ff) = (config.n_embd, config.n_ff);
     let queries = config.n_head * config.head_dim;

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specrs import AdaptiveLength, Chain, Draft, FixedLength, LengthPolicy, replay
-from specrs.decoding.generate import Step
+from specrs.decoding.step import Step
 from specrs.speculation.adaptive import Acceptance, class_of
 from specrs.speculation.costs import MeasuredCost
 

@@ -20,24 +20,20 @@ def steps(session: Session, generation: Generation) -> Generator[Step]:
     if nothing is to be generated, it is left as it was.
     """
     with session.lease() as lease:
-        settled = len(session)
-        loop = generation.run(
-            cached(session.tokens, session.sparse_spans, generation.prompt, generation.attention)
-        )
-        answer: Answer = None
+        held = cached(session.tokens, session.sparse_spans, generation.prompt, generation.attention)
+        loop = generation.run(held)
+        event: Evaluation | Step | None = None
         try:
-            while (wanted := _next(loop, answer)) is not None:
-                settled = wanted.settled
-                if isinstance(wanted, Step):
-                    lease.truncate(settled)
-                    answer = None
-                    yield wanted
-                else:
-                    lease.truncate(wanted.start)
-                    answer = evaluate(lease, wanted)
+            for event in loop:
+                while isinstance(event, Evaluation):
+                    lease.truncate(event.start)
+                    event = loop.send(evaluate(lease, event))
+                lease.truncate(event.settled)
+                yield event
         finally:
             # What was rejected, or never taken into the text, is forgotten.
-            lease.truncate(min(len(session), settled))
+            if event is not None:
+                lease.truncate(min(len(session), event.settled))
 
 
 def evaluate(lease: Lease, wanted: Evaluation) -> Answer:
@@ -68,11 +64,3 @@ def cached(
     shared = min(common_prefix(tokens, prompt), len(prompt) - 1)
     exact = reusable(sparse_spans, attention, len(prompt))
     return shared if exact is None else min(shared, exact)
-
-
-def _next(loop: Generator[Evaluation | Step, Answer], answer: Answer) -> Evaluation | Step | None:
-    """Return what the loop yields next, None at its end."""
-    try:
-        return loop.send(answer)
-    except StopIteration:
-        return None

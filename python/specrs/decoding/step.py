@@ -9,13 +9,15 @@ from typing import Any, Literal
 from ..attention.choice import Attention
 from ..sampling import TokenLogprob
 
+# The classes are not frozen: that would take three times as long to make, and a token makes two.
+
 FinishReason = Literal["stop", "length"]
 
 Answer = Any
 """What an evaluation gives: logits [positions, n_vocab], or an id or None for each position."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evaluation:
     """Tokens that a generation wants the target to evaluate before it goes on.
 
@@ -44,7 +46,7 @@ class Evaluation:
         return self.start + len(self.tokens) - self.positions
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """One forward of the target and what came of it.
 

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,9 @@ def step_ms(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -
         **options,
     )
     events = steps(Prepared(rows), generation)  # type: ignore[arg-type]
-    return 1000 * statistics.median(step.seconds for step in events)
+    times = [time.perf_counter()]
+    times += [time.perf_counter() for _ in events]
+    return 1000 * statistics.median(end - start for start, end in pairwise(times))
 
 
 def proposal_us(drafter: PromptLookup | SuffixDecoding, length: int) -> float:

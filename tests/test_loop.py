@@ -125,6 +125,22 @@ def sent(loop: Generator[Evaluation | Step, Any], answer: Any) -> Generator[Eval
         pass
 
 
+@pytest.mark.parametrize("right", range(4))
+def test_between_steps_the_session_holds_all_but_the_last_token(model: Model, right: int) -> None:
+    truth = [*PROMPT, *alone(model, generation())]
+
+    class Erring:
+        def propose(self, tokens: list[int], k: int) -> list[int]:
+            wrong = [(token + 1) % 30 for token in truth[len(tokens) :]]
+            return [*truth[len(tokens) :][:right], *wrong[right:]][:k]
+
+    session, tokens = model.session(), list(PROMPT)
+    for step in steps(session, generation(drafter=Erring())):  # type: ignore[arg-type]
+        tokens += step.tokens
+        assert session.tokens == tokens[:-1]
+    assert tokens == truth
+
+
 @pytest.mark.parametrize("calls", range(5))
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_an_evaluation_that_fails_ends_the_generation_and_leaves_the_session_right(

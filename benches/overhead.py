@@ -12,6 +12,8 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy.typing as npt
 
 from specrs import FixedLength, PromptLookup, Sampling, SuffixDecoding
 from specrs.decoding.generate import steps
+from specrs.decoding.loop import Generation
 
 SETTINGS = {
     "greedy": Sampling(),
@@ -60,6 +63,10 @@ class Prepared:
         """Forget all ids from `length` on."""
         del self.tokens[length:]
 
+    def lease(self) -> nullcontext[Prepared]:
+        """Let the one generation change the session."""
+        return nullcontext(self)
+
 
 class Repeating:
     """Draft one id over and over: nearly always rejected, so that each step makes one choice."""
@@ -72,9 +79,8 @@ class Repeating:
 
 def step_ms(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -> float:
     """Give the median time of a step."""
-    events = steps(
-        Prepared(rows),  # type: ignore[arg-type]
-        [1, 2, 3] * 300,
+    generation = Generation(
+        prompt=[1, 2, 3] * 300,
         n_ctx=4096,
         n_vocab=rows.shape[1],
         max_tokens=400,
@@ -83,7 +89,10 @@ def step_ms(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -
         ends=lambda _: False,
         **options,
     )
-    return 1000 * statistics.median(step.seconds for step in events)
+    events = steps(Prepared(rows), generation)  # type: ignore[arg-type]
+    times = [time.perf_counter()]
+    times += [time.perf_counter() for _ in events]
+    return 1000 * statistics.median(end - start for start, end in pairwise(times))
 
 
 def proposal_us(drafter: PromptLookup | SuffixDecoding, length: int) -> float:

@@ -46,6 +46,9 @@ pub enum Error {
     /// An argument is out of its range.
     #[error("{0}")]
     Argument(String),
+    /// Somebody else has the right to change what the call would change.
+    #[error("{0}")]
+    InUse(&'static str),
     /// The caller's poll asked to stop; nothing was committed.
     #[error("interrupted")]
     Interrupted,

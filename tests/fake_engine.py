@@ -11,7 +11,10 @@ from __future__ import annotations
 import codecs
 import json
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -175,6 +178,8 @@ class Session:
     def __init__(self, model: Model, tokens: Sequence[int] = ()) -> None:
         self._model = model
         self._ids = list(tokens)
+        self._lock = threading.Lock()
+        self._holder = 0  # the number of the lease that may change the session
         self.rows: list[int] = []  # rows of each forward, for tests
         self.sparse_spans: list[tuple[int, int, str]] = []
 
@@ -192,11 +197,15 @@ class Session:
     def forward_all_positions(self, tokens: Any) -> npt.NDArray[np.float32]:
         return self.forward_last(tokens, len(tokens))
 
-    def choose_last(self, tokens: Any, positions: int) -> list[int | None]:
-        chosen: list[int | None] = self.forward_last(tokens, positions).argmax(axis=1).tolist()
+    def choose_last(self, tokens: Any, positions: int, *, holder: int = 0) -> list[int | None]:
+        rows = self.forward_last(tokens, positions, holder=holder)
+        chosen: list[int | None] = rows.argmax(axis=1).tolist()
         return chosen
 
-    def forward_last(self, tokens: Any, positions: int) -> npt.NDArray[np.float32]:
+    def forward_last(
+        self, tokens: Any, positions: int, *, holder: int = 0
+    ) -> npt.NDArray[np.float32]:
+        self._check(holder)
         ids = [index(token) for token in tokens]
         if not 1 <= positions <= len(ids):
             raise ValueError(f"{positions} positions of {len(ids)} tokens")
@@ -226,25 +235,28 @@ class Session:
         positions: int = 1,
         progress: Callable[[int, int], object] | None = None,
         prompt_length: int | None = None,
+        holder: int = 0,
     ) -> npt.NDArray[np.float32]:
         assert attention is None, "the toy looks at everything"
-        rows = self.forward_last(tokens, positions)
+        rows = self.forward_last(tokens, positions, holder=holder)
         if progress is not None:
             progress(len(tokens), len(tokens))
         return rows
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, *, holder: int = 0) -> None:
+        self._check(holder)
         if not 0 <= length <= len(self._ids):
             raise ValueError(f"cannot truncate {len(self._ids)} tokens to {length}")
         del self._ids[length:]
 
     def reset(self) -> None:
-        self._ids.clear()
+        self.truncate(0)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self._model, self._ids)
 
     def restore(self, snapshot: Snapshot) -> None:
+        self._check(0)
         if snapshot.model is not self._model:
             raise ValueError("the snapshot was taken on another model")
         self._ids = list(snapshot.ids)
@@ -254,6 +266,48 @@ class Session:
 
     def save(self, path: str | PathLike[str]) -> None:
         Path(path).write_text(json.dumps(self._ids))
+
+    def lease(self) -> Lease:
+        return Lease(self)
+
+    def _check(self, holder: int) -> None:
+        if holder != self._holder:
+            raise RuntimeError(
+                "the lease was released; take a new one with session.lease()"
+                if holder
+                else "the session is in use by another generation; finish or close that one, "
+                "or work on session.fork()"
+            )
+
+
+class Lease:
+    _numbers = count(1)
+
+    def __init__(self, session: Session) -> None:
+        self._number = 0
+        with session._lock:
+            session._check(0)
+            session._holder = self._number = next(self._numbers)
+        self._session = session
+        self.forward_last = partial(session.forward_last, holder=self._number)
+        self.choose_last = partial(session.choose_last, holder=self._number)
+        self.prefill = partial(session.prefill, holder=self._number)
+        self.truncate = partial(session.truncate, holder=self._number)
+
+    def release(self) -> None:
+        with self._session._lock:
+            if self._session._holder == self._number:
+                self._session._holder = 0
+
+    def __del__(self) -> None:
+        if self._number:
+            self.release()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
 
 class Tokenizer:

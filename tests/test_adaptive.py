@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specrs import AdaptiveLength, Chain, Draft, FixedLength, LengthPolicy, replay
-from specrs.decoding.generate import Step
+from specrs.decoding.step import Step
 from specrs.speculation.adaptive import Acceptance, class_of
 from specrs.speculation.costs import MeasuredCost
 
@@ -212,7 +212,7 @@ def test_it_explains_itself() -> None:
     ("settings", "error", "words"),
     [
         ({"max_length": 0}, ValueError, "max_length must be at least 1, not 0"),
-        ({"exploration": 1.0}, ValueError, "exploration must be from 0 to 1, not 1.0"),
+        ({"exploration": 1.0}, ValueError, "exploration must be below 1, not 1.0"),
         ({"exploration": float("nan")}, ValueError, "exploration must be from 0 to 1"),
         ({"cost": 1.5}, TypeError, "cost must be a function of rows, not 1.5"),
     ],

@@ -86,7 +86,7 @@ def test_figures_of_a_known_drafter(llm: Llama) -> None:
 def test_a_difference_is_counted(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that accepts what it would not have said itself does not go unnoticed."""
     monkeypatch.setattr(
-        "specrs.decoding.generate.verify", lambda picks, draft: [*draft, list(picks)[-1]]
+        "specrs.decoding.loop.verify", lambda picks, draft: [*draft, list(picks)[-1]]
     )
     wrong = Scripted([9] * 300)
     contestants = {"wrong": Contestant(wrong, lambda: FixedLength(1))}

@@ -300,7 +300,7 @@ def test_demo_fails_if_the_results_differ(
     monkeypatch.setattr(specrs, "pull", lambda _: toy)
     # A verification that believes every draft.
     monkeypatch.setattr(
-        "specrs.decoding.generate.verify", lambda picks, draft: [*draft, list(picks)[len(draft)]]
+        "specrs.decoding.loop.verify", lambda picks, draft: [*draft, list(picks)[len(draft)]]
     )
     ran = run("demo", "--max-tokens", 60)
     assert ran.code == 1

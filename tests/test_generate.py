@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from fake_engine import ContextOverflow as ToyOverflow
 from fake_engine import Model, Scripted, Session, write_toy
 from specrs import ContextOverflow, Drafter, FixedLength, PromptLookup, Sampling
-from specrs.decoding.generate import Step, steps
+from specrs.decoding.generate import steps
+from specrs.decoding.loop import Generation
+from specrs.decoding.step import Step
 from specrs.decoding.verify import verify
 
 PROMPT = [5, 6, 7, 8]
@@ -55,9 +57,8 @@ def run(
     ends: Callable[[int], bool] = lambda _: False,
     n_ctx: int = N_CTX,
 ) -> Iterator[Step]:
-    return steps(
-        session,  # type: ignore[arg-type]
-        prompt,
+    generation = Generation(
+        prompt=prompt,
         n_ctx=n_ctx,
         n_vocab=session._model.n_vocab,
         max_tokens=max_tokens,
@@ -66,6 +67,7 @@ def run(
         length=FixedLength(k),
         ends=ends,
     )
+    return steps(session, generation)  # type: ignore[arg-type]
 
 
 def made(events: Iterator[Step]) -> list[int]:
@@ -340,28 +342,31 @@ def test_a_closed_generation_leaves_the_session_right_and_free(model: Model) -> 
         assert made(run(session)) == truth
 
 
-@pytest.mark.parametrize(("method", "argument"), [("truncate", 2), ("forward", [3, 4])])
-def test_a_session_changed_from_outside_is_noticed(
-    model: Model, method: str, argument: object
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda session: session.truncate(2),
+        lambda session: session.forward([3, 4]),
+        lambda session: session.reset(),
+        lambda session: session.restore(session.snapshot()),
+        lambda session: session.lease(),
+        lambda session: next(run(session)),
+    ],
+    ids=["truncate", "forward", "reset", "restore", "lease", "generate"],
+)
+def test_nobody_else_changes_the_session_of_a_generation(
+    model: Model, change: Callable[[Session], object]
 ) -> None:
     session = model.session()
-    events = run(session)
-    next(events)
-    getattr(session, method)(argument)
-    with pytest.raises(RuntimeError, match=r"session was changed .* instead of 4"):
-        next(events)
-    assert made(run(session)) == plain(model, PROMPT, 20)
-
-
-def test_a_session_swapped_for_one_of_equal_length_is_noticed(model: Model) -> None:
-    session = model.session()
-    events = run(session)
-    next(events)
-    session.reset()
-    session.forward([9] * len(PROMPT))
-    with pytest.raises(RuntimeError, match="session was changed during the generation"):
-        list(events)
-    assert made(run(session)) == plain(model, PROMPT, 20)
+    truth = plain(model, PROMPT, 20)
+    events = run(session, drafter=Scripted(PROMPT + truth), k=2)
+    tokens = list(next(events).tokens)
+    with pytest.raises(RuntimeError, match="in use by another generation"):
+        change(session)
+    assert made(run(session.fork())) == truth
+    assert tokens + made(events) == truth
+    assert_holds_all_but_last(session, PROMPT + truth)
+    session.truncate(2)
 
 
 def test_an_interrupt_between_forward_and_commit_loses_nothing(model: Model) -> None:

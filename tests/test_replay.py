@@ -20,7 +20,7 @@ from specrs import (
     Trace,
     replay,
 )
-from specrs.decoding.generate import Step
+from specrs.decoding.step import Step
 
 PROMPT = [5, 6, 7, 8]
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from bits import assert_same_bits, cold, random_ids
 from specrs._specrs import ContextOverflow, Model, Session, Snapshot
-from specrs.decoding.generate import room
+from specrs.decoding.loop import room
 
 N_CTX = 160  # two and a half cache blocks of 64 positions
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fake_engine import Scripted, TextStream, as_bytes, toy_llama
 from specrs import Drafter, FixedLength
-from specrs.decoding.generate import Step
+from specrs.decoding.step import Step
 from specrs.text import TextWriter
 
 SMILE = "😀".encode()

@@ -12,13 +12,13 @@ from . import attention as attention
 from ._specrs import ContextOverflow as ContextOverflow
 from ._specrs import GgufError as GgufError
 from ._specrs import Session as Session
+from .completion import Completion as Completion
+from .completion import Stream as Stream
 from .decoding.replay import Replay as Replay
 from .decoding.replay import replay as replay
 from .decoding.stats import Stats as Stats
 from .decoding.trace import Trace as Trace
-from .llama import Completion as Completion
 from .llama import Llama as Llama
-from .llama import Stream as Stream
 from .models import pull as pull
 from .sampling import Sampling as Sampling
 from .sampling import TokenLogprob as TokenLogprob

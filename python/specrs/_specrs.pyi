@@ -191,6 +191,37 @@ class Session:
         """A second session with the same contents; shared memory is copied only where it is written."""
     def save(self, path: str | PathLike[str]) -> None:
         """Write the session to a file, atomically."""
+    def lease(self) -> Lease:
+        """Keep the session to oneself, for a generation; RuntimeError if it is leased already.
+
+        Until the lease is released, every other call that would change the session is a RuntimeError.
+        Reading, `snapshot`, `fork` and `save` work as ever.
+        """
+
+@final
+class Lease:
+    """The right to change a session, which nobody else has until it is released.
+
+    A context: its end releases the lease, and so does forgetting it. Calls after that are a
+    RuntimeError. The methods are those of `Session`.
+    """
+
+    def forward_last(self, tokens: TokenIds, positions: int) -> npt.NDArray[np.float32]: ...
+    def choose_last(self, tokens: TokenIds, positions: int) -> list[int | None]: ...
+    def prefill(
+        self,
+        tokens: TokenIds,
+        *,
+        attention: object = None,
+        positions: int = ...,
+        progress: Callable[[int, int], object] | None = None,
+        prompt_length: int | None = None,
+    ) -> npt.NDArray[np.float32]: ...
+    def truncate(self, length: int) -> None: ...
+    def release(self) -> None:
+        """Let others change the session again."""
+    def __enter__(self) -> Lease: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 @final
 class Tokenizer:

@@ -35,13 +35,34 @@ def checked_positive(name: str, value: Any) -> int:
     return number
 
 
-def checked_share(name: str, value: Any) -> float:
-    """Return `value`, a number from 0 to 1; TypeError or ValueError for anything else."""
+def checked_count(name: str, value: Any, least: int = 0) -> int:
+    """Return `value`, an int from `least` on, not huge; TypeError or ValueError otherwise."""
+    count = checked_int(name, value)
+    if not least <= count < MOST:
+        raise ValueError(f"{name} must be between {least} and {MOST - 1}, not {count}")
+    return count
+
+
+def checked_number(name: str, value: Any) -> float:
+    """Return `value` as a float; TypeError for anything but a real number, bool included."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, not {shortened(value)}")
-    share = float(value)
+    return float(value)
+
+
+def checked_share(name: str, value: Any) -> float:
+    """Return `value` as a float from 0 to 1, both included; TypeError or ValueError otherwise."""
+    share = checked_number(name, value)
     if not 0 <= share <= 1:
         raise ValueError(f"{name} must be from 0 to 1, not {value}")
+    return share
+
+
+def checked_proper_share(name: str, value: Any) -> float:
+    """Return `value` as a float between 0 and 1, which stays so in single precision."""
+    share = checked_number(name, value)
+    if not 1e-37 < share < 1 - 1e-7:
+        raise ValueError(f"{name} must be a number between 0 and 1, not {value}")
     return share
 
 
@@ -85,27 +106,3 @@ def checked_path(name: str, path: Any) -> Path:
     except UnicodeEncodeError:
         raise ValueError(f"{name} is {os.fspath(path)!r}, which no file can be called") from None
     return Path(path)
-
-
-def check_count(owner: Any, name: str, least: int = 0) -> int:
-    """Return the attribute `name` of `owner`: an int from `least` on that is not huge."""
-    count = checked_int(name, getattr(owner, name))
-    if not least <= count < MOST:
-        raise ValueError(f"{name} must be between {least} and {MOST - 1}, not {count}")
-    return count
-
-
-def check_number(owner: Any, name: str) -> float:
-    """Return the attribute `name` of `owner`, an int or a float."""
-    value = getattr(owner, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {value!r}")
-    return value
-
-
-def check_share(owner: Any, name: str) -> float:
-    """Return the attribute `name` of `owner`: a number between 0 and 1, in single precision too."""
-    value = check_number(owner, name)
-    if not 1e-37 < value < 1 - 1e-7:
-        raise ValueError(f"{name} must be a number between 0 and 1, not {value!r}")
-    return value

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -25,16 +23,18 @@ from .attention.choice import Attention
 from .attention.choice import check as check_attention
 from .chat.format import ChatFormat
 from .chat.template import Message
-from .decoding.generate import FinishReason, Step, room, steps
+from .completion import Completion, Stream
+from .decoding.generate import steps
+from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
 from .models import MODELS
-from .sampling import Sampling, TokenLogprob
+from .sampling import Sampling
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
 from .speculation.drafters import Drafter
 from .speculation.length import LengthPolicy
-from .text import Chunk, TextWriter
+from .text import TextWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,85 +54,6 @@ class Options(TypedDict, total=False):
     attention: Attention
     progress: Callable[[int, int], object] | None
     trace: bool
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished generation.
-
-    Attributes:
-        text: The text up to the end token or stop string, neither included.
-        tokens: The ids made, the one that ended the generation included.
-        finish_reason: "stop" at an end token or stop string, "length" at `max_tokens` or a full
-            context.
-        logprobs: One for each of `tokens`; None unless asked for.
-        stats: What it cost.
-        trace: The steps, if asked for.
-    """
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    logprobs: list[TokenLogprob] | None
-    stats: Stats
-    trace: Trace | None
-
-
-class Stream(Iterator[Chunk]):
-    """A running generation: iterate over its chunks. Closing it early leaves its session in order.
-
-    Attributes:
-        stats: Counts and times so far.
-        finish_reason: None while it runs.
-    """
-
-    def __init__(
-        self,
-        events: Generator[Step],
-        writer: TextWriter,
-        stats: Stats,
-        trace: Trace | None,
-        finish_reason: FinishReason | None,
-        has_logprobs: bool,
-    ) -> None:
-        self.stats = stats
-        self.finish_reason = finish_reason
-        self._events = events
-        self._writer = writer
-        self._trace = trace
-        self._has_logprobs = has_logprobs
-        self._ready: deque[Chunk] = deque()
-
-    def __next__(self) -> Chunk:
-        while not self._ready:
-            step = next(self._events)
-            self.stats.record(step)
-            if self._trace is not None:
-                self._trace.append(step)
-            self.finish_reason = step.finish_reason
-            self._ready.extend(self._writer.chunks(step))
-        return self._ready.popleft()
-
-    def close(self) -> None:
-        """Stop here; the session keeps what was generated and is free for other use."""
-        self._events.close()
-        self._ready.clear()
-
-    def collect(self) -> Completion:
-        """Run to the end and return what was not yet iterated over; the stats are of everything."""
-        chunks = list(self)
-        if self.finish_reason is None:
-            raise RuntimeError("the stream was closed before its end; there is nothing to collect")
-        return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            tokens=[token for chunk in chunks for token in chunk.tokens],
-            finish_reason=self.finish_reason,
-            logprobs=[of for chunk in chunks for of in chunk.logprobs or ()]
-            if self._has_logprobs
-            else None,
-            stats=self.stats,
-            trace=self._trace,
-        )
 
 
 class Llama:
@@ -279,8 +200,8 @@ class Llama:
                 tokens; 0 tells only its own. None tells nothing.
             session: Continue here: what it shares with the prompt, as exact as it is wanted, is not
                 evaluated again, and it holds prompt and result afterwards, without the last token.
-                It must not be used for anything else meanwhile: a RuntimeError says so, at once if
-                its length changed, or else in place of the last chunk. None is a new one.
+                From the first chunk to the last it is leased: whoever else wants to change it, or
+                to generate on it, gets a RuntimeError. None is a new one.
             attention: What the prompt looks at: "dense" for everything, a pattern of
                 `specrs.attention`, or "auto" for one of them chosen for long prompts. What a
                 pattern changes depends on the text: `specrs.attention.compare` measures it.
@@ -319,9 +240,8 @@ class Llama:
             else frozenset(self.tokenizer.end_ids)
         )
         writer = TextWriter(self.tokenizer.stream(continuing=True), stops, end_ids)
-        events = steps(
-            session,
-            ids,
+        generation = Generation(
+            prompt=ids,
             n_ctx=self.n_ctx,
             n_vocab=self.n_vocab,
             max_tokens=max_tokens,
@@ -334,7 +254,7 @@ class Llama:
             logprobs=logprobs,
         )
         return Stream(
-            events,
+            steps(session, generation),
             writer,
             stats=Stats(len(ids), seed=sampling.seed if sampling.temperature > 0 else None),
             trace=Trace(ids) if checked_bool("trace", trace) else None,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ._specrs import TextStream
-from .decoding.generate import Step
+from .decoding.step import Step
 from .sampling import TokenLogprob
 
 

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::gguf::metadata::{Array, Metadata, Value};
 use numpy::PyReadonlyArray1;
 use pyo3::create_exception;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 
@@ -32,6 +32,7 @@ impl From<Error> for PyErr {
             }),
             Error::Memory { .. } => PyMemoryError::new_err(error.to_string()),
             Error::Argument(message) => PyValueError::new_err(message.clone()),
+            Error::InUse(message) => PyRuntimeError::new_err(*message),
             Error::Interrupted => PyKeyboardInterrupt::new_err(()),
         }
     }

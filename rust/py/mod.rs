@@ -4,8 +4,10 @@ mod convert;
 mod attention;
 mod drafting;
 mod sampling;
-mod sessions;
 mod text;
+mod locked;
+mod lease;
+mod sessions;
 
 use crate::arch::describe;
 use crate::gguf::file::GgufFile;
@@ -15,6 +17,7 @@ use crate::session;
 use crate::tokenizer::codec;
 use attention::{pattern, PyPattern};
 use convert::{metadata_dict, ContextOverflow, Count, GgufError};
+use lease::PyLease;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -233,5 +236,5 @@ mod _specrs {
     #[pymodule_export]
     use super::text::{PyTextStream, PyTokenizer};
     #[pymodule_export]
-    use super::{ContextOverflow, GgufError, PyGgufFile, PyModel, PyPattern, PySession, PySnapshot};
+    use super::{ContextOverflow, GgufError, PyGgufFile, PyLease, PyModel, PyPattern, PySession, PySnapshot};
 }

@@ -1,18 +1,15 @@
 //! Sessions in Python.
 
-use super::attention::{counted, prompt};
-use super::convert::{shown, token_ids, Count};
-use super::{interruptible, lock};
+use super::convert::{shown, Count};
+use super::lease::PyLease;
+use super::locked::{Holder, Locked, Prefill};
 use crate::attention::cache::PAGE;
-use crate::error::{Error, Result};
 use crate::{saved, session};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::Arc;
 
 /// A frozen state of a session; cheap, and never changed by what the session does later.
 #[pyclass(frozen, module = "specrs._specrs", name = "Snapshot")]
@@ -25,83 +22,26 @@ impl PySnapshot {
     }
 }
 
-/// How often a call looks whether another thread's call on the same session is done.
-const LOCK_INTERVAL: Duration = Duration::from_micros(200);
-/// No process.
-const NOBODY: u32 = 0;
-
 /// The tokens of one sequence with their cached keys and values. Calls from several threads wait for each other.
 #[pyclass(frozen, module = "specrs._specrs", name = "Session")]
-pub struct PySession {
-    /// The process of the call that uses the session. After a fork in the middle of another thread's call the child
-    /// finds its parent here, and not the thread that would end the call.
-    user: AtomicU32,
-    session: Mutex<session::Session>,
-}
-
-/// A session in use by this call.
-struct InUse<'a> {
-    session: MutexGuard<'a, session::Session>,
-    /// Dropped after the lock.
-    _user: User<'a>,
-}
-
-struct User<'a>(&'a AtomicU32);
-
-impl Drop for User<'_> {
-    fn drop(&mut self) {
-        self.0.store(NOBODY, Ordering::Release);
-    }
-}
+pub struct PySession(Arc<Locked>);
 
 impl From<session::Session> for PySession {
     fn from(session: session::Session) -> Self {
-        Self { user: AtomicU32::new(NOBODY), session: Mutex::new(session) }
+        Self(Arc::new(session.into()))
     }
 }
 
 impl PySession {
-    /// Waits for the session; whoever uses it may compute for long, so signals are heard meanwhile.
-    fn lock(&self, poll: &mut dyn FnMut() -> bool) -> Result<InUse<'_>> {
-        let process = std::process::id();
-        while let Err(user) = self.user.compare_exchange(NOBODY, process, Ordering::Acquire, Ordering::Relaxed) {
-            if user != process {
-                return Err(Error::Argument(
-                    "the session was in use by another thread when this process was forked, and that thread is not \
-                     here to finish; make a new session in the child, or fork between calls"
-                        .to_owned(),
-                ));
-            }
-            if poll() {
-                return Err(Error::Interrupted);
-            }
-            std::thread::sleep(LOCK_INTERVAL);
+    /// The session that `object` is or has leased, and on whose behalf it changes the session.
+    pub fn or_lease<'a>(object: &'a Bound<'_, PyAny>) -> PyResult<(&'a Locked, Holder)> {
+        if let Ok(session) = object.cast::<Self>() {
+            return Ok((&session.get().0, Holder::ANYONE));
         }
-        let user = User(&self.user);
-        Ok(InUse { session: lock(&self.session), _user: user })
-    }
-
-    fn with<T: Send>(&self, py: Python<'_>, f: impl FnOnce(&mut session::Session) -> Result<T> + Send) -> PyResult<T> {
-        interruptible(py, |poll| f(&mut self.lock(poll)?.session))
-    }
-
-    /// Logits of the last `positions` tokens, or of all.
-    fn logits<'py>(
-        &self,
-        py: Python<'py>,
-        tokens: &Bound<'py, PyAny>,
-        positions: Option<usize>,
-    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
-        py.import("numpy")?;
-        let tokens = token_ids(tokens)?;
-        let positions = positions.unwrap_or(tokens.len());
-        let (logits, n_vocab) = interruptible(py, |poll| {
-            let session = &mut self.lock(poll)?.session;
-            let logits = session.forward(&tokens, positions, poll)?;
-            Ok((logits, session.model().config().n_vocab))
-        })?;
-        PyArray1::from_vec(py, logits).reshape([positions, n_vocab])
+        object
+            .cast::<PyLease>()
+            .map(|lease| lease.get().parts())
+            .map_err(|_| PyTypeError::new_err(format!("a session or a lease of one is needed, not {}", shown(object))))
     }
 }
 
@@ -110,16 +50,16 @@ impl PySession {
     /// The cached ids.
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.with(py, |session| Ok(session.tokens().to_vec()))
+        self.0.read(py, |session| Ok(session.tokens().to_vec()))
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |session| Ok(session.tokens().len()))
+        self.0.read(py, |session| Ok(session.tokens().len()))
     }
 
     /// Append `tokens`; logits [n_vocab] after the last of them.
     fn forward<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
-        let logits = self.logits(py, tokens, Some(1))?;
+        let logits = self.0.logits(py, Holder::ANYONE, tokens, Some(1))?;
         let n_vocab = logits.shape()[1];
         logits.reshape([n_vocab])
     }
@@ -130,7 +70,7 @@ impl PySession {
         py: Python<'py>,
         tokens: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        self.logits(py, tokens, None)
+        self.0.logits(py, Holder::ANYONE, tokens, None)
     }
 
     /// Append `tokens`; logits [positions, n_vocab] after the last `positions` of them.
@@ -140,13 +80,12 @@ impl PySession {
         tokens: &Bound<'py, PyAny>,
         positions: Count,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        self.logits(py, tokens, Some(positions.0))
+        self.0.logits(py, Holder::ANYONE, tokens, Some(positions.0))
     }
 
     /// Append `tokens`; the ids with the highest logits after the last `positions` of them.
     fn choose_last(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, positions: Count) -> PyResult<Vec<Option<u32>>> {
-        let tokens = token_ids(tokens)?;
-        interruptible(py, |poll| self.lock(poll)?.session.choose(&tokens, positions.0, poll))
+        self.0.choose(py, Holder::ANYONE, tokens, positions.0)
     }
 
     /// Append the rest of a prompt; logits [positions, n_vocab] after the last ones.
@@ -164,42 +103,13 @@ impl PySession {
         prompt_length: Option<Count>,
         kept: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
-        py.import("numpy")?;
-        let tokens = token_ids(tokens)?;
-        let kept = kept.map(counted).transpose()?;
-        if let Some(progress) = progress.as_ref().map(|progress| progress.bind(py)).filter(|it| !it.is_callable()) {
-            return Err(PyTypeError::new_err(format!("progress must be callable, not {}", shown(progress))));
-        }
-        let state = |session: &mut session::Session| Ok((session.tokens().len(), session.model().config().n_layer));
-        let (len, n_layer) = self.with(py, state)?;
-        let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
-        let mut failed = None;
-        let result = interruptible(py, |poll| {
-            let session = &mut self.lock(poll)?.session;
-            let mut report = |done: usize| match &progress {
-                None => true,
-                Some(progress) => Python::attach(|py| {
-                    failed = progress.call1(py, (done, tokens.len())).err();
-                    failed.is_none()
-                }),
-            };
-            let logits = session.prefill(&tokens, positions.0, prompt.as_ref(), &mut report, poll)?;
-            Ok((logits, session.model().config().n_vocab))
-        });
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        let (logits, n_vocab) = result?;
-        if let (Some(kept), Some(counts)) = (kept, prompt.and_then(|prompt| prompt.counts)) {
-            kept.try_readwrite()?.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
-        }
-        PyArray1::from_vec(py, logits).reshape([positions.0, n_vocab])
+        let how = Prefill { attention, positions, progress, prompt_length, kept };
+        self.0.prefill(py, Holder::ANYONE, tokens, how)
     }
 
     /// The shape of `kept` for `length` more tokens.
     fn kept_shape(&self, py: Python<'_>, length: Count) -> PyResult<(usize, usize, usize)> {
-        self.with(py, |session| {
+        self.0.read(py, |session| {
             let (model, needed) = (session.model(), session.tokens().len().saturating_add(length.0));
             if needed > model.n_ctx() {
                 return Err(model.overflow(needed));
@@ -213,17 +123,17 @@ impl PySession {
     #[getter]
     fn sparse_spans(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize, String)>> {
         let span = |span: &session::Span| (span.positions.start, span.positions.end, span.pattern.to_string());
-        self.with(py, |session| Ok(session.spans().iter().map(span).collect()))
+        self.0.read(py, |session| Ok(session.spans().iter().map(span).collect()))
     }
 
     /// Forget all ids from position `length` on; ValueError if the session is shorter.
     fn truncate(&self, py: Python<'_>, length: Count) -> PyResult<()> {
-        self.with(py, |session| session.truncate(length.0))
+        self.0.change(py, Holder::ANYONE, |session, _| session.truncate(length.0))
     }
 
     /// Forget everything.
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |session| {
+        self.0.change(py, Holder::ANYONE, |session, _| {
             session.reset();
             Ok(())
         })
@@ -231,22 +141,27 @@ impl PySession {
 
     /// The state of now, for `restore`.
     fn snapshot(&self, py: Python<'_>) -> PyResult<PySnapshot> {
-        self.with(py, |session| Ok(PySnapshot(session.snapshot())))
+        self.0.read(py, |session| Ok(PySnapshot(session.snapshot())))
     }
 
     /// Go back to `snapshot`; ValueError if it was taken on another model.
     fn restore(&self, py: Python<'_>, snapshot: &PySnapshot) -> PyResult<()> {
         let snapshot = &snapshot.0;
-        self.with(py, |session| session.restore(snapshot))
+        self.0.change(py, Holder::ANYONE, |session, _| session.restore(snapshot))
     }
 
     /// A second session with the same contents; shared memory is copied only where it is written.
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
-        self.with(py, |session| Ok(Self::from(session.fork())))
+        self.0.read(py, |session| Ok(Self::from(session.fork())))
     }
 
     /// Write the session to a file, atomically.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |session| saved::save(session, &path))
+        self.0.read(py, |session| saved::save(session, &path))
+    }
+
+    /// Keep this session for one user; RuntimeError if somebody has it already.
+    fn lease(&self, py: Python<'_>) -> PyResult<PyLease> {
+        PyLease::new(py, self.0.clone())
     }
 }

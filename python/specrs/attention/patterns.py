@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .._specrs import Pattern as _Native
-from ..arguments import check_count, check_number, check_share
+from ..arguments import checked_count, checked_number, checked_proper_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,12 +103,12 @@ class BlockMean(Pattern):
     correct: bool = True
 
     def __post_init__(self) -> None:
-        check_share(self, "alpha")
-        check_number(self, "spread")
+        checked_proper_share("alpha", self.alpha)
+        checked_number("spread", self.spread)
         if not 0 <= self.spread <= 8:
             raise ValueError(f"spread must be between 0 and 8, not {self.spread!r}")
-        if check_number(self, "least") != 0:
-            check_share(self, "least")
+        if checked_number("least", self.least) != 0:
+            checked_proper_share("least", self.least)
         if not isinstance(self.correct, bool):
             raise TypeError(f"correct must be True or False, not {self.correct!r}")
         _check_blocks(self, "sink", least=0)
@@ -143,10 +143,10 @@ class Antidiagonal(Pattern):
     window: int = 512
 
     def __post_init__(self) -> None:
-        stride = check_count(self, "stride", least=1)
+        stride = checked_count("stride", self.stride, least=1)
         if BLOCK % stride:
             raise ValueError(f"stride must be 1, 2, 4, 8, 16, 32 or 64, not {stride}")
-        check_share(self, "tau")
+        checked_proper_share("tau", self.tau)
         _check_blocks(self, "sink", least=0)
         _check_blocks(self, "window", least=BLOCK)
 
@@ -255,7 +255,7 @@ class DenseTail(Pattern):
     inner: Pattern
 
     def __post_init__(self) -> None:
-        check_count(self, "positions")
+        checked_count("positions", self.positions)
         _check_inner(self)
         _check_size(self)
 
@@ -264,7 +264,7 @@ class DenseTail(Pattern):
 
 
 def _check_blocks(pattern: Any, name: str, least: int) -> None:
-    count = check_count(pattern, name, least)
+    count = checked_count(name, getattr(pattern, name), least)
     if count % BLOCK:
         below = count - count % BLOCK
         raise ValueError(
@@ -274,8 +274,9 @@ def _check_blocks(pattern: Any, name: str, least: int) -> None:
 
 
 def _check_layers(pattern: Any, name: str) -> None:
-    checked = check_share if isinstance(getattr(pattern, name), float) else check_count
-    checked(pattern, name)
+    value = getattr(pattern, name)
+    checked = checked_proper_share if isinstance(value, float) else checked_count
+    checked(name, value)
 
 
 def _check_inner(pattern: Any, name: str = "inner") -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..llama import Completion, Llama
+from ..completion import Completion
+from ..llama import Llama
 from ..sampling import Sampling
 from ..speculation.drafters import Drafter
 from ..speculation.length import LengthPolicy

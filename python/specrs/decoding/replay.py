@@ -11,8 +11,9 @@ from ..speculation.adaptive import AdaptiveLength
 from ..speculation.costs import ForwardCost, MeasuredCost
 from ..speculation.drafters import Drafter, common_prefix
 from ..speculation.length import LengthPolicy
-from .generate import Step, propose
+from ..speculation.propose import propose
 from .stats import Stats
+from .step import Step
 from .trace import Trace
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..sampling import TokenLogprob
-from .generate import Step
+from .step import Step
 
 
 class Trace(list[Step]):

@@ -106,7 +106,7 @@ class AdaptiveLength:
     ) -> None:
         max_length = checked_positive("AdaptiveLength: max_length", max_length)
         if checked_share("AdaptiveLength: exploration", exploration) == 1:
-            raise ValueError(f"AdaptiveLength: exploration must be from 0 to 1, not {exploration}")
+            raise ValueError(f"AdaptiveLength: exploration must be below 1, not {exploration}")
         if cost is not None and not callable(cost):
             raise TypeError(f"AdaptiveLength: cost must be a function of rows, not {cost!r}")
         self.cost: ForwardCost = MeasuredCost() if cost is None else cost

@@ -1,0 +1,221 @@
+//! A session behind its lock: calls wait for each other, and only the holder of a lease changes what is leased.
+
+use super::attention::{counted, prompt};
+use super::convert::{shown, token_ids, Count};
+use super::{interruptible, lock};
+use crate::error::{Error, Result};
+use crate::session::Session;
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How often a call looks whether another thread's call on the same session is done.
+const LOCK_INTERVAL: Duration = Duration::from_micros(200);
+/// No process.
+const NOBODY: u32 = 0;
+
+/// On whose behalf a call changes a session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Holder(u64);
+
+impl Holder {
+    /// Whoever has the session in hand, without a lease.
+    pub const ANYONE: Self = Self(0);
+
+    /// The holder of a new lease.
+    fn of_new_lease() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A session that several threads and a lease may share.
+pub struct Locked {
+    /// The process of the call that uses the session. After a fork in the middle of another thread's call the child
+    /// finds its parent here, and not the thread that would end the call.
+    user: AtomicU32,
+    /// The [`Holder`] that may change the session. A lease is given under the lock, so no call of anyone else is in
+    /// the middle of a change then.
+    holder: AtomicU64,
+    session: Mutex<Session>,
+}
+
+/// A session in use by this call.
+struct InUse<'a> {
+    session: MutexGuard<'a, Session>,
+    /// Dropped after the lock.
+    _user: User<'a>,
+}
+
+struct User<'a>(&'a AtomicU32);
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        self.0.store(NOBODY, Ordering::Release);
+    }
+}
+
+/// How to evaluate a piece of a prompt.
+pub struct Prefill<'a, 'py> {
+    /// What it looks at, as Python says it.
+    pub attention: Option<&'a Bound<'py, PyAny>>,
+    /// How many of the last positions need logits.
+    pub positions: Count,
+    /// Called with the tokens done and all of them.
+    pub progress: Option<Py<PyAny>>,
+    /// Positions when the prompt is complete.
+    pub prompt_length: Option<Count>,
+    /// An array to which the queries that counted are added.
+    pub kept: Option<&'a Bound<'py, PyAny>>,
+}
+
+impl From<Session> for Locked {
+    fn from(session: Session) -> Self {
+        Self { user: AtomicU32::new(NOBODY), holder: AtomicU64::new(Holder::ANYONE.0), session: Mutex::new(session) }
+    }
+}
+
+impl Locked {
+    /// Waits for the session; whoever uses it may compute for long, so signals are heard meanwhile.
+    fn lock(&self, poll: &mut dyn FnMut() -> bool) -> Result<InUse<'_>> {
+        let process = std::process::id();
+        while let Err(user) = self.user.compare_exchange(NOBODY, process, Ordering::Acquire, Ordering::Relaxed) {
+            if user != process {
+                return Err(Error::Argument(
+                    "the session was in use by another thread when this process was forked, and that thread is not \
+                     here to finish; make a new session in the child, or fork between calls"
+                        .to_owned(),
+                ));
+            }
+            if poll() {
+                return Err(Error::Interrupted);
+            }
+            std::thread::sleep(LOCK_INTERVAL);
+        }
+        let user = User(&self.user);
+        Ok(InUse { session: lock(&self.session), _user: user })
+    }
+
+    /// As [`Locked::lock`], for a call that changes the session on behalf of `holder`.
+    fn lock_to_change(&self, holder: Holder, poll: &mut dyn FnMut() -> bool) -> Result<InUse<'_>> {
+        // Once before the wait, which may be long, and once when nobody can lease the session any more.
+        self.check(holder)?;
+        let session = self.lock(poll)?;
+        self.check(holder)?;
+        Ok(session)
+    }
+
+    fn check(&self, holder: Holder) -> Result<()> {
+        match Holder(self.holder.load(Ordering::Acquire)) {
+            allowed if allowed == holder => Ok(()),
+            _ if holder == Holder::ANYONE => Err(Error::InUse(
+                "the session is in use by another generation; finish or close that one, or work on session.fork()",
+            )),
+            _ => Err(Error::InUse("the lease was released; take a new one with session.lease()")),
+        }
+    }
+
+    /// Calls `f` with the session, which it only reads.
+    pub fn read<T: Send>(&self, py: Python<'_>, f: impl FnOnce(&Session) -> Result<T> + Send) -> PyResult<T> {
+        interruptible(py, |poll| f(&self.lock(poll)?.session))
+    }
+
+    /// Calls `f` with the session and with what to poll while it computes.
+    pub fn change<T: Send>(
+        &self,
+        py: Python<'_>,
+        holder: Holder,
+        f: impl FnOnce(&mut Session, &mut dyn FnMut() -> bool) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        interruptible(py, |poll| f(&mut self.lock_to_change(holder, poll)?.session, poll))
+    }
+
+    /// Lets nobody but the new holder change the session, until `release`.
+    pub fn lease(&self, py: Python<'_>) -> PyResult<Holder> {
+        self.change(py, Holder::ANYONE, |_, _| {
+            let holder = Holder::of_new_lease();
+            self.holder.store(holder.0, Ordering::Release);
+            Ok(holder)
+        })
+    }
+
+    /// Ends the lease of `holder`, if it has not ended yet.
+    pub fn release(&self, holder: Holder) {
+        // What fails was released before.
+        let _ = self.holder.compare_exchange(holder.0, Holder::ANYONE.0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Appends `tokens`; logits of the last `positions` of them, or of all.
+    pub fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        holder: Holder,
+        tokens: &Bound<'py, PyAny>,
+        positions: Option<usize>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
+        py.import("numpy")?;
+        let tokens = token_ids(tokens)?;
+        let positions = positions.unwrap_or(tokens.len());
+        let (logits, n_vocab) = self.change(py, holder, |session, poll| {
+            let logits = session.forward(&tokens, positions, poll)?;
+            Ok((logits, session.model().config().n_vocab))
+        })?;
+        PyArray1::from_vec(py, logits).reshape([positions, n_vocab])
+    }
+
+    /// Appends `tokens`; the ids with the highest logits after the last `positions` of them.
+    pub fn choose(
+        &self,
+        py: Python<'_>,
+        holder: Holder,
+        tokens: &Bound<'_, PyAny>,
+        positions: usize,
+    ) -> PyResult<Vec<Option<u32>>> {
+        let tokens = token_ids(tokens)?;
+        self.change(py, holder, |session, poll| session.choose(&tokens, positions, poll))
+    }
+
+    /// Appends a piece of a prompt; logits of its last positions.
+    pub fn prefill<'py>(
+        &self,
+        py: Python<'py>,
+        holder: Holder,
+        tokens: &Bound<'py, PyAny>,
+        Prefill { attention, positions, progress, prompt_length, kept }: Prefill<'_, 'py>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
+        py.import("numpy")?;
+        let tokens = token_ids(tokens)?;
+        let kept = kept.map(counted).transpose()?;
+        if let Some(progress) = progress.as_ref().map(|progress| progress.bind(py)).filter(|it| !it.is_callable()) {
+            return Err(PyTypeError::new_err(format!("progress must be callable, not {}", shown(progress))));
+        }
+        let (len, n_layer) =
+            self.change(py, holder, |session, _| Ok((session.tokens().len(), session.model().config().n_layer)))?;
+        let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
+        let mut failed = None;
+        let result = self.change(py, holder, |session, poll| {
+            let mut report = |done: usize| match &progress {
+                None => true,
+                Some(progress) => Python::attach(|py| {
+                    failed = progress.call1(py, (done, tokens.len())).err();
+                    failed.is_none()
+                }),
+            };
+            let logits = session.prefill(&tokens, positions.0, prompt.as_ref(), &mut report, poll)?;
+            Ok((logits, session.model().config().n_vocab))
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (logits, n_vocab) = result?;
+        if let (Some(kept), Some(counts)) = (kept, prompt.and_then(|prompt| prompt.counts)) {
+            kept.try_readwrite()?.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
+        }
+        PyArray1::from_vec(py, logits).reshape([positions.0, n_vocab])
+    }
+}

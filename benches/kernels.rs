@@ -101,7 +101,7 @@ fn measure(
     group.sampling_mode(SamplingMode::Flat).throughput(Throughput::Bytes((tiles * bytes) as u64));
     let median = median_seconds(&mut group, BenchmarkId::new(dtype.name(), rows), || {
         for index in pass * tiles..(pass + 1) * tiles {
-            kernels.dot(&tile(dtype, memory, index * bytes), &input.rows(), black_box(&mut out));
+            kernels.matmul(&tile(dtype, memory, index * bytes), &input.rows(), black_box(&mut out));
         }
         pass = (pass + 1) % passes;
     });

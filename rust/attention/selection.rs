@@ -124,7 +124,7 @@ impl Selection {
             let bounds = self.spreads[block / PAGE * count * PAGE + block % PAGE..].iter().step_by(PAGE);
             for ((kept, &threshold), &bound) in self.kept.block_mut(block).iter_mut().zip(&self.thresholds).zip(bounds)
             {
-                // Nothing is left out for what is no number.
+                // A NaN leaves nothing out.
                 *kept = bound.partial_cmp(&threshold) != Some(Ordering::Less);
             }
         }
@@ -278,7 +278,7 @@ impl Selection {
 fn score(unit: &Unit<'_>, indices: &[usize], queries: &FixedRows, keys: &[i16], scales: &[f32], out: &mut [f32]) {
     let output = Output::Scores { rows: &queries.scales, columns: scales, biases: &ZEROS };
     let shape = Shape::new(indices, unit.width, PAGE);
-    unit.kernels.multiply(shape, &queries.quants, keys, output, &[], out);
+    unit.kernels.fixed_matmul(shape, &queries.quants, keys, output, &[], out);
 }
 
 /// Multiplies `all` queries with one of the statistics of all blocks before the unit's own, `[chunks of 64

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 /// Blocks of a segment, but for the first six.
 const SEGMENT: usize = 4;
-/// How many blocks ahead keys and values are asked for.
-const AHEAD: usize = 3;
+/// How many blocks ahead keys and values are prefetched.
+const PREFETCH: usize = 3;
 /// Queries that an exact unit has at most, with heads that are no wider.
 const QUERIES: usize = 64;
 
@@ -220,7 +220,7 @@ impl Accumulator {
         weighing.weigh(kernels, indices, scores, values.inverses, [valid, group], &mut self.states);
         let (shape, quants) = (Shape::new(indices, PAGE, width), &values.quants[..seen(valid, unit) * width]);
         let output = Output::Sums(&weighing.steps);
-        kernels.multiply(shape, &weighing.weights, quants, output, values.later, &mut self.out);
+        kernels.fixed_matmul(shape, &weighing.weights, quants, output, values.later, &mut self.out);
     }
 
     /// Divides by the sums and returns the result, `[queries][width]`.
@@ -305,7 +305,7 @@ impl Unit<'_> {
     /// Attends to the positions of one segment; the result is in the returned accumulator.
     ///
     /// Performance note: a few queries take less time than it takes to fetch a block from memory, and the processor
-    /// does not foresee jumps from page to page: asking [`AHEAD`] makes 1 to 8 rows at 1,500 positions 5 to 10 % faster.
+    /// does not foresee jumps from page to page: prefetching [`PREFETCH`] blocks makes 1 to 8 rows at 1,500 positions 5 to 10 % faster.
     pub fn attend_segment<'w>(
         &self,
         segment: usize,
@@ -319,7 +319,7 @@ impl Unit<'_> {
         scores.resize(self.queries() * PAGE, 0.0);
         let Range { start, end } = Self::segment_blocks(segment);
         for block in start..end.min(self.own_block() + 1) {
-            let later = self.pages[..=self.own_block()].get(block + AHEAD).map(|page| self.block(page));
+            let later = self.pages[..=self.own_block()].get(block + PREFETCH).map(|page| self.block(page));
             let [keys, values] = later.map_or([&[][..]; 2], |later| [later.keys, later.values]);
             let valid = PAGE.min(self.position + 1 - block * PAGE);
             let own = self.block(&self.pages[block]);
@@ -359,7 +359,7 @@ impl Unit<'_> {
         let shape = Shape { wanted: seen(valid, self), ..Shape::new(indices, self.width, PAGE) };
         let output =
             Output::Scores { rows: &queries.scales, columns: block.key_scales, biases: block.value_logarithms };
-        self.kernels.multiply(shape, &queries.quants, block.keys, output, later, scores);
+        self.kernels.fixed_matmul(shape, &queries.quants, block.keys, output, later, scores);
     }
 }
 

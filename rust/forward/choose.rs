@@ -37,7 +37,7 @@ impl Pass {
                 let token = candidate.token as usize;
                 if token / TILE != tile {
                     tile = token / TILE;
-                    kernels.dot(&weights.output.tiles(tile..tile + 1), &some, results);
+                    kernels.matmul(&weights.output.tiles(tile..tile + 1), &some, results);
                 }
                 logits.push(candidate.coarse + results[row - first][token % TILE]);
             }

@@ -168,7 +168,7 @@ pub fn multiply_together<const N: usize>(
             for (matrix, results) in matrices.into_iter().zip(&mut *results) {
                 let missing = (some.len() * count).saturating_sub(results.len());
                 results.extend(std::iter::repeat_n([0.0; TILE], missing));
-                kernels.dot(&matrix.tiles(some.clone()), &some_rows, &mut results[..some.len() * count]);
+                kernels.matmul(&matrix.tiles(some.clone()), &some_rows, &mut results[..some.len() * count]);
             }
             let results = results.each_mut().map(|results| &mut results[..some.len() * count]);
             sink(some, first_row..first_row + count, results);

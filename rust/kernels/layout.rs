@@ -230,7 +230,7 @@ impl<'a> Tiles<'a> {
 ///
 /// # Panics
 /// If a slice does not have the length that its description implies.
-pub fn check_dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &[[f32; TILE]]) {
+pub fn check_matmul(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &[[f32; TILE]]) {
     assert!(rows.groups == tiles.groups && out.len() == tiles.count * rows.count);
     assert!(tiles.quants.len() == tiles.count * tiles.groups * quant_bytes(tiles.dtype));
     assert!(tiles.scales.len() == tiles.count * scale_bytes(tiles.dtype, tiles.groups));

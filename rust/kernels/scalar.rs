@@ -9,24 +9,24 @@ pub use crate::kernels::softmax::{drop_low_rows, merge, softmax_rows};
 pub use crate::kernels::vector::*;
 
 /// Dot products of the 16 rows of every tile with every activation row: `out[tile][m][r]`.
-pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    check_dot(tiles, rows, out);
+pub fn matmul(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    check_matmul(tiles, rows, out);
     for (tile, out) in tiles.iter().zip(out.chunks_exact_mut(rows.count)) {
-        dot_tile(&tile, rows, out);
+        matmul_tile(&tile, rows, out);
     }
 }
 
-fn dot_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match tile.dtype {
-        GgmlType::F32 => dot_float(tile, rows, out, |at| f32::from_le_bytes(bytes(tile.quants, 4 * at))),
-        GgmlType::F16 => dot_float(tile, rows, out, |at| f16::from_le_bytes(bytes(tile.quants, 2 * at)).to_f32()),
-        GgmlType::BF16 => dot_float(tile, rows, out, |at| bf16::from_le_bytes(bytes(tile.quants, 2 * at)).to_f32()),
-        quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
+        GgmlType::F32 => matmul_float(tile, rows, out, |at| f32::from_le_bytes(bytes(tile.quants, 4 * at))),
+        GgmlType::F16 => matmul_float(tile, rows, out, |at| f16::from_le_bytes(bytes(tile.quants, 2 * at)).to_f32()),
+        GgmlType::BF16 => matmul_float(tile, rows, out, |at| bf16::from_le_bytes(bytes(tile.quants, 2 * at)).to_f32()),
+        quantised => with_layout!(quantised, matmul_quantised::<_>(tile, rows, out)),
     }
 }
 
 /// Float weights: four accumulators, one for each column modulo 4, hide the latency of the multiply-add.
-fn dot_float(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]], weight: impl Fn(usize) -> f32) {
+fn matmul_float(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]], weight: impl Fn(usize) -> f32) {
     let columns = tile.groups * GROUP;
     for (m, out) in out.iter_mut().enumerate() {
         let x = &rows.values[m * columns..][..columns];
@@ -40,7 +40,7 @@ fn dot_float(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]], weight: 
     }
 }
 
-fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     let quant_bytes = 64 * L::BITS;
     let sub_groups = GROUP / L::SCALE_COLUMNS;
     out.fill([0.0; TILE]);
@@ -135,10 +135,10 @@ fn group_weights<L: Layout>(scales: &[u8], g: usize) -> [SubGroup; 2] {
 /// Products of rows `a`, `[rows][depth]`, with columns `b`, `[depth / 2][columns][2]`, and what `output` makes of them in
 /// `c`, `[rows][columns]`: one block of attention.
 ///
-/// The values of `a` beyond the rows of `b` are left out; rows and columns of `c` beyond those wanted stay. `ahead` is what
+/// The values of `a` beyond the rows of `b` are left out; rows and columns of `c` beyond those wanted stay. `later` is what
 /// will be read soon, to be fetched meanwhile.
-pub fn multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
-    let _ = ahead;
+pub fn fixed_matmul(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, later: &[i16], c: &mut [f32]) {
+    let _ = later;
     shape.check(b, &output);
     let Shape { rows, depth, columns, wanted } = shape;
     for &i in rows {

@@ -6,8 +6,8 @@
 use crate::kernels::fixed::{Step, ONE};
 use crate::kernels::vector::{exp2_to_one, largest_lane, rounded, sum_of_lanes, LANES};
 
-/// Scores in a row of a block.
-const BLOCK: usize = 64;
+/// Keys of a block, and so scores in a row.
+const KEYS: usize = 64;
 
 /// Running state of a softmax over blocks of positions (Milakov and Gimelshein, 2018).
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Zeroable)]
@@ -23,7 +23,7 @@ impl SoftmaxState {
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// Rows of [`BLOCK`] scores to be turned into weights.
+/// Rows of [`KEYS`] scores to be turned into weights.
 ///
 /// Scores are those of keys plus the logarithms of the scales of their values, so weights are ready to be multiplied with
 /// the values' quants; the sum of a state, without those scales, takes their `inverses`.
@@ -60,12 +60,12 @@ pub fn softmax_rows_with(
     sum_of_lanes: impl Fn([f32; LANES]) -> f32,
 ) {
     let Softmax { rows, scores, inverses, valid, group, states, steps, weights } = task;
-    let (scores, _) = scores.as_chunks_mut::<BLOCK>();
+    let (scores, _) = scores.as_chunks_mut::<KEYS>();
     // Three passes, so that the chains of one row's maximum, factors and sum do not wait for each other.
     for &i in rows {
         let (scores, state) = (&mut scores[i], &mut states[i]);
         let valid = valid.saturating_add(i / group);
-        if valid < BLOCK {
+        if valid < KEYS {
             scores[valid..].fill(f32::NEG_INFINITY);
         }
         // Not infinite, so that a row without scores gets weights of zero.
@@ -79,7 +79,7 @@ pub fn softmax_rows_with(
         steps[i].add = exp2_to_one(steps[i].add);
     }
     let (inverses, _) = inverses.as_chunks::<LANES>();
-    let weights = weights.as_chunks_mut::<BLOCK>().0;
+    let weights = weights.as_chunks_mut::<KEYS>().0;
     for &i in rows {
         let (step, state) = (&steps[i], &mut states[i]);
         let mut lanes = [0.0f32; LANES];
@@ -95,8 +95,8 @@ pub fn softmax_rows_with(
     }
 }
 
-/// Takes the rows of [`BLOCK`] scores off `rows` none of whose scores, less the `biases` that were added to its columns,
-/// is as high as its `least`. Rows stay whose `least` is no number.
+/// Takes the rows of [`KEYS`] scores off `rows` none of whose scores, less the `biases` that were added to its columns,
+/// is as high as its `least`. Rows stay whose `least` is NaN.
 #[inline(always)]
 pub fn drop_low_rows(rows: &mut Vec<usize>, scores: &[f32], biases: &[f32], least: &[f32]) {
     drop_low_rows_with(rows, scores, biases, least, largest_lane);
@@ -111,8 +111,8 @@ pub fn drop_low_rows_with(
     least: &[f32],
     largest_lane: impl Fn([f32; LANES]) -> f32,
 ) {
-    let biases: &[f32; BLOCK] = biases.first_chunk().expect("a block of biases");
-    let scores = scores.as_chunks::<BLOCK>().0;
+    let biases: &[f32; KEYS] = biases.first_chunk().expect("a block of biases");
+    let scores = scores.as_chunks::<KEYS>().0;
     let mut kept = 0;
     for i in 0..rows.len() {
         let row = rows[i];
@@ -124,9 +124,9 @@ pub fn drop_low_rows_with(
     rows.truncate(kept);
 }
 
-/// For each lane, the largest `of(score, column)`, at least `least`; what is no number is passed over.
+/// For each lane, the largest `of(score, column)`, at least `least`; NaN is passed over.
 #[inline(always)]
-fn largest_by_lane(least: f32, scores: &[f32; BLOCK], of: impl Fn(f32, usize) -> f32) -> [f32; LANES] {
+fn largest_by_lane(least: f32, scores: &[f32; KEYS], of: impl Fn(f32, usize) -> f32) -> [f32; LANES] {
     let mut lanes = [least; LANES];
     for (chunk, scores) in scores.as_chunks::<LANES>().0.iter().enumerate() {
         for lane in 0..LANES {

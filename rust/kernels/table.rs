@@ -10,8 +10,8 @@ use crate::kernels::x86::{amx, avx2, avx512, avxvnni};
 #[cfg(doc)]
 use crate::kernels::{softmax, vector};
 
-/// See [`scalar::multiply`].
-type Multiply = unsafe fn(Shape<'_>, &[i16], &[i16], Output<'_>, &[i16], &mut [f32]);
+/// See [`scalar::fixed_matmul`].
+type FixedMatmul = unsafe fn(Shape<'_>, &[i16], &[i16], Output<'_>, &[i16], &mut [f32]);
 
 /// See [`softmax::drop_low_rows`].
 type DropLowRows = unsafe fn(&mut Vec<usize>, &[f32], &[f32], &[f32]);
@@ -23,8 +23,8 @@ type Merge = unsafe fn(&mut [SoftmaxState], &mut [f32], &[SoftmaxState], &[f32])
 #[derive(Clone, Copy)]
 pub struct Kernels {
     name: &'static str,
-    dot: unsafe fn(&Tiles<'_>, &Rows<'_>, &mut [[f32; TILE]]),
-    multiply: Multiply,
+    matmul: unsafe fn(&Tiles<'_>, &Rows<'_>, &mut [[f32; TILE]]),
+    fixed_matmul: FixedMatmul,
     to_fixed: unsafe fn(&[f32], f32, &mut [i16]) -> f32,
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),
@@ -42,8 +42,8 @@ macro_rules! table {
     ($name:literal, $module:ident) => {
         Kernels {
             name: $name,
-            dot: $module::dot,
-            multiply: $module::multiply,
+            matmul: $module::matmul,
+            fixed_matmul: $module::fixed_matmul,
             to_fixed: $module::to_fixed,
             rms_norm: $module::rms_norm,
             rope: $module::rope,
@@ -156,10 +156,10 @@ impl Kernels {
     }
 
     methods! {
-        /// See [`scalar::dot`].
-        dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
-        /// See [`scalar::multiply`].
-        multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]);
+        /// See [`scalar::matmul`].
+        matmul(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]);
+        /// See [`scalar::fixed_matmul`].
+        fixed_matmul(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, later: &[i16], c: &mut [f32]);
         /// See [`vector::to_fixed`].
         to_fixed(values: &[f32], largest: f32, out: &mut [i16]) -> f32;
         /// See [`vector::rms_norm`].

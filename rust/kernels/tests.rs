@@ -139,7 +139,7 @@ fn bits(values: &[[f32; TILE]]) -> Vec<u32> {
 }
 
 #[test]
-fn dot_has_the_bits_of_the_specification_for_every_type_and_row_count() {
+fn matmul_has_the_bits_of_the_specification_for_every_type_and_row_count() {
     let mut random = Random::new(1);
     let mut compared = 0;
     for kernels in Kernels::available() {
@@ -155,9 +155,9 @@ fn dot_has_the_bits_of_the_specification_for_every_type_and_row_count() {
                         }
                         let rows = RowBytes::new(count, groups, fill, &mut random);
                         let mut expected = vec![[0.0; TILE]; TILES * count];
-                        scalar::dot(&tile.tiles(), &rows.rows(), &mut expected);
+                        scalar::matmul(&tile.tiles(), &rows.rows(), &mut expected);
                         let mut got = vec![[f32::NAN; TILE]; TILES * count];
-                        kernels.dot(&tile.tiles(), &rows.rows(), &mut got);
+                        kernels.matmul(&tile.tiles(), &rows.rows(), &mut got);
                         assert_eq!(bits(&got), bits(&expected), "{kernels:?} {dtype:?} {groups} {fill:?} {count}");
                         compared += got.len() * TILE;
                     }
@@ -176,11 +176,11 @@ fn a_row_has_the_same_bits_whatever_else_is_in_the_call() {
             let tile = TileBytes::new(dtype, 24, Fill::Random, &mut random);
             let rows = RowBytes::new(40, 24, Fill::Random, &mut random);
             let mut all = vec![[0.0; TILE]; TILES * 40];
-            kernels.dot(&tile.tiles(), &rows.rows(), &mut all);
+            kernels.matmul(&tile.tiles(), &rows.rows(), &mut all);
             for count in 1..=17 {
                 for first in [0, 16] {
                     let mut some = vec![[0.0; TILE]; TILES * count];
-                    kernels.dot(&tile.tiles(), &rows.rows().slice(first, count), &mut some);
+                    kernels.matmul(&tile.tiles(), &rows.rows().slice(first, count), &mut some);
                     for (some, all) in some.chunks(count).zip(all.chunks(40)) {
                         assert_eq!(bits(some), bits(&all[first..][..count]), "{kernels:?} {dtype:?} {first} {count}");
                     }
@@ -191,13 +191,13 @@ fn a_row_has_the_same_bits_whatever_else_is_in_the_call() {
 }
 
 #[test]
-fn the_specification_is_the_dot_product() {
+fn the_specification_is_the_matrix_product() {
     let mut random = Random::new(3);
     for dtype in GgmlType::ALL {
         let tile = TileBytes::new(dtype, 16, Fill::Random, &mut random);
         let rows = RowBytes::new(3, 16, Fill::Random, &mut random);
         let mut got = vec![[0.0; TILE]; TILES * 3];
-        scalar::dot(&tile.tiles(), &rows.rows(), &mut got);
+        scalar::matmul(&tile.tiles(), &rows.rows(), &mut got);
         for (m, got) in got[..3].iter().enumerate() {
             for (r, &got) in got.iter().enumerate() {
                 let (mut sum, mut magnitude) = (0.0, 0.0);

@@ -150,7 +150,7 @@ pub(super) fn rounded(value: f32, factor: f32) -> i16 {
     value.mul_add(factor, ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16
 }
 
-/// Rounds a row to quants up to `largest` and returns their scale, which is no number if one of the values is none or
+/// Rounds a row to quants up to `largest` and returns their scale, which is NaN if one of the values is NaN or
 /// infinite.
 #[inline(always)]
 pub fn to_fixed(values: &[f32], largest: f32, out: &mut [i16]) -> f32 {
@@ -178,7 +178,7 @@ pub fn scale(x: &mut [f32], factor: f32) {
 }
 
 /// Whether any of 16 values, each known to within `error` times its norm, can be as high as `low`, which is then raised
-/// to what one of them is at least. A value that is not a number can.
+/// to what one of them is at least. A NaN can.
 #[inline(always)]
 pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut f32) -> bool {
     let lower = |i: usize| norms[i].mul_add(error, values[i]) < *low;
@@ -188,7 +188,7 @@ pub fn screen(values: &[f32; LANES], norms: &[f32; LANES], error: f32, low: &mut
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let least = std::array::from_fn(|i| {
         let least = norms[i].mul_add(-error, values[i]);
-        // In the tree below, one that is no number would hide others.
+        // In the tree below, a NaN would hide others.
         if least.is_nan() {
             f32::NEG_INFINITY
         } else {

@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 const LANES: usize = 16;
 
 /// Logits examined together by [`argmax`].
-const BLOCK: usize = 512;
+const CHUNK: usize = 512;
 
 /// Tokens that are sorted rather than narrowed down further: about as quick as one pass over a vocabulary.
 const FEW: usize = 256;
@@ -84,13 +84,13 @@ fn max(row: &[f32]) -> f32 {
 /// The most likely token; None if no logit is above -inf.
 pub fn argmax(row: &[f32]) -> Option<u32> {
     let (mut best, mut place) = (f32::NEG_INFINITY, None);
-    for (i, block) in row.chunks(BLOCK).enumerate() {
+    for (i, block) in row.chunks(CHUNK).enumerate() {
         let max = max(block);
         if max > best {
             (best, place) = (max, Some(i));
         }
     }
-    let start = place? * BLOCK;
+    let start = place? * CHUNK;
     let offset = row[start..].iter().position(|&x| x == best)?;
     Some((start + offset) as u32)
 }

@@ -70,7 +70,7 @@ fn rows_with_low_scores_are_dropped() {
     };
     for kernels in Kernels::available() {
         let mut rows: Vec<usize> = (0..40).rev().filter(|row| row % 5 != 0).collect();
-        // Just high enough, a little too low, no limit, one that is no number and so no reason to drop.
+        // Just high enough, a little too low, no limit, NaN, which is no reason to drop.
         let least: Vec<f32> =
             (0..40).map(|row| [highest(row), highest(row).next_up(), f32::NEG_INFINITY, f32::NAN][row % 4]).collect();
         let expected: Vec<usize> = rows.iter().copied().filter(|row| row % 4 != 1).collect();

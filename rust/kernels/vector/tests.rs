@@ -143,11 +143,11 @@ fn products_of_attention_have_the_bits_of_the_specification() {
             let few = Shape { rows: &few, ..whole };
             let run = |k: &Kernels| {
                 let [mut sums, mut all, mut part, mut few_sums, mut few_scores] = std::array::from_fn(|_| c.clone());
-                k.multiply(whole, &a, &b, Output::Sums(&steps), &b[1..], &mut sums);
-                k.multiply(whole, &a, &b, scores, &[], &mut all);
-                k.multiply(some, &a, &b[2 * columns..], scores, &b[..40], &mut part);
-                k.multiply(few, &a, &b, Output::Sums(&steps), &[], &mut few_sums);
-                k.multiply(few, &a, &b, scores, &[], &mut few_scores);
+                k.fixed_matmul(whole, &a, &b, Output::Sums(&steps), &b[1..], &mut sums);
+                k.fixed_matmul(whole, &a, &b, scores, &[], &mut all);
+                k.fixed_matmul(some, &a, &b[2 * columns..], scores, &b[..40], &mut part);
+                k.fixed_matmul(few, &a, &b, Output::Sums(&steps), &[], &mut few_sums);
+                k.fixed_matmul(few, &a, &b, scores, &[], &mut few_scores);
                 for (few_rows, rows) in [(&few_sums, &sums), (&few_scores, &all)] {
                     for (i, row) in few_rows.chunks(columns).enumerate() {
                         let expected = if few.rows.contains(&i) { rows } else { &c };
@@ -172,7 +172,7 @@ fn the_largest_quants_do_not_overflow() {
             let [ones, zeros] = [[1.0; TILE], [0.0; TILE]];
             let mut scores = [0.0; TILE];
             let output = Output::Scores { rows: &ones, columns: &ones, biases: &zeros };
-            kernels.multiply(Shape::new(&[0], width, TILE), &a, &b, output, &[], &mut scores);
+            kernels.fixed_matmul(Shape::new(&[0], width, TILE), &a, &b, output, &[], &mut scores);
             let product = f32::from(largest) * f32::from(largest) * width as f32;
             assert!(scores.iter().all(|score| (score / -product - 1.0).abs() < 1e-6), "{kernels:?} {width}");
         }

@@ -1,7 +1,7 @@
 //! AMX: sixteen activation rows times a group of a weight tile in one instruction.
 //!
 //! The integer products of a group are exact, so only the few float operations that scale and add them up decide the
-//! bits; these are those of [`crate::kernels::scalar::dot`], in the same order.
+//! bits; these are those of [`crate::kernels::scalar::matmul`], in the same order.
 //!
 //! Performance notes (one core of a Sapphire Rapids):
 //! - 128 rows, data in cache: 340 to 380 billion multiply-adds a second for 4-bit and 8-bit types, `vpdpbusd` 190 to 210.
@@ -22,17 +22,17 @@ mod unit;
 
 use crate::kernels::layout::*;
 use crate::kernels::x86::avx512;
-use panel::dot_panels;
+use panel::matmul_panels;
 use std::arch::x86_64::*;
-use stream::dot_stream;
+use stream::matmul_stream;
 use unit::Quants;
 
 pub use crate::kernels::x86::avx512::{
-    drop_low_rows, merge, multiply, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
+    drop_low_rows, fixed_matmul, merge, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
 };
 
 /// Rows of a tile register.
-const BLOCK: usize = 16;
+const ROWS_AT_ONCE: usize = 16;
 /// Fewest rows for which the unit pays.
 const FEWEST: usize = 9;
 
@@ -60,20 +60,20 @@ fn allow() -> bool {
     false
 }
 
-/// As [`crate::kernels::scalar::dot`].
+/// As [`crate::kernels::scalar::matmul`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+pub fn matmul(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     if tiles.dtype.is_float() || rows.count < FEWEST {
-        return avx512::dot(tiles, rows, out);
+        return avx512::matmul(tiles, rows, out);
     }
-    check_dot(tiles, rows, out);
+    check_matmul(tiles, rows, out);
     match rows.count {
-        ..=BLOCK => with_layout!(tiles.dtype, dot_stream::<_>(tiles, rows, out)),
-        _ => with_layout!(tiles.dtype, dot_panels::<_>(tiles, rows, out)),
+        ..=ROWS_AT_ONCE => with_layout!(tiles.dtype, matmul_stream::<_>(tiles, rows, out)),
+        _ => with_layout!(tiles.dtype, matmul_panels::<_>(tiles, rows, out)),
     }
 }
 
-/// The quants of group `g`, signed, in lane order; asks for later ones.
+/// The quants of group `g`, signed, in lane order; prefetches later ones.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
 fn signed_quants<L: Layout>(tile: &Tile<'_>, g: usize) -> Quants {

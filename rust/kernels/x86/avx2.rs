@@ -1,7 +1,7 @@
 //! AVX2 with FMA: a tile's 16 rows are the lanes of two registers. AVX-VNNI adds one instruction.
 //!
 //! Performance notes:
-//! - Up to [`BLOCK`] rows share one pass over the quants in registers, a word of four columns at a time; for more rows
+//! - Up to [`ROWS_AT_ONCE`] rows share one pass over the quants in registers, a word of four columns at a time; for more rows
 //!   the quants are unpacked to the stack once.
 //! - `vpmaddubsw` saturates at 16 bits, so only as many products are summed there as cannot overflow
 //!   ([`Sums::SPAN`]); 8-bit quants go through it as magnitude times signed activation. `vpdpbusd`, where AVX-VNNI has
@@ -10,7 +10,7 @@
 mod attention;
 mod products;
 
-pub use attention::multiply;
+pub use attention::fixed_matmul;
 
 use crate::gguf::types::GgmlType;
 use crate::kernels::layout::*;
@@ -22,7 +22,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 /// Activation rows that share a pass over the unpacked quants.
-const BLOCK: usize = 4;
+const ROWS_AT_ONCE: usize = 4;
 /// Groups that are unpacked together.
 const PANEL: usize = 16;
 
@@ -42,51 +42,55 @@ struct Group {
     weights: GroupWeights,
 }
 
-/// As [`crate::kernels::scalar::dot`].
+/// As [`crate::kernels::scalar::matmul`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+pub fn matmul(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     // SAFETY: AVX-VNNI is not used.
-    unsafe { dot_with::<false>(tiles, rows, out) }
+    unsafe { matmul_with::<false>(tiles, rows, out) }
 }
 
-/// As [`crate::kernels::scalar::dot`], with AVX-VNNI's products if `VNNI`.
+/// As [`crate::kernels::scalar::matmul`], with AVX-VNNI's products if `VNNI`.
 ///
 /// # Safety
 /// If `VNNI`, the CPU must have AVX-VNNI.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn dot_with<const VNNI: bool>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    check_dot(tiles, rows, out);
+pub unsafe fn matmul_with<const VNNI: bool>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    check_matmul(tiles, rows, out);
     for (tile, out) in tiles.iter().zip(out.chunks_exact_mut(rows.count)) {
-        dot_tile::<VNNI>(&tile, rows, out);
+        matmul_tile::<VNNI>(&tile, rows, out);
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_tile<const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_tile<const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match tile.dtype {
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
             for (i, out) in out.iter_mut().enumerate() {
-                dot_float(tile, rows, i, out);
+                matmul_float(tile, rows, i, out);
             }
         }
-        quantised => with_layout!(quantised, dot_quantised::<_, VNNI>(tile, rows, out)),
+        quantised => with_layout!(quantised, matmul_quantised::<_, VNNI>(tile, rows, out)),
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_quantised<L: Layout, const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_quantised<L: Layout, const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match out.len() {
-        1 => dot_block::<L, VNNI, 1>(tile, rows, out),
-        2 => dot_block::<L, VNNI, 2>(tile, rows, out),
-        3 => dot_block::<L, VNNI, 3>(tile, rows, out),
-        BLOCK => dot_block::<L, VNNI, BLOCK>(tile, rows, out),
-        _ => dot_panels::<L, VNNI>(tile, rows, out),
+        1 => matmul_block::<L, VNNI, 1>(tile, rows, out),
+        2 => matmul_block::<L, VNNI, 2>(tile, rows, out),
+        3 => matmul_block::<L, VNNI, 3>(tile, rows, out),
+        ROWS_AT_ONCE => matmul_block::<L, VNNI, ROWS_AT_ONCE>(tile, rows, out),
+        _ => matmul_panels::<L, VNNI>(tile, rows, out),
     }
 }
 
 /// Few rows: quants go from memory to registers to products.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_block<L: Layout, const VNNI: bool, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_block<L: Layout, const VNNI: bool, const M: usize>(
+    tile: &Tile<'_>,
+    rows: &Rows<'_>,
+    out: &mut [[f32; TILE]],
+) {
     let mut acc = [[_mm256_setzero_ps(); 2]; M];
     let mut scales = ScaleReader::<L>::new(tile.scales);
     for g in 0..tile.groups {
@@ -101,7 +105,7 @@ fn dot_block<L: Layout, const VNNI: bool, const M: usize>(tile: &Tile<'_>, rows:
 
 /// Many rows: a panel of groups is unpacked once and used by every block of rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_panels<L: Layout, const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_panels<L: Layout, const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     let mut panel = [const { MaybeUninit::<Group>::uninit() }; PANEL];
     let mut scales = ScaleReader::<L>::new(tile.scales);
     out.fill([0.0; TILE]);
@@ -115,19 +119,19 @@ fn dot_panels<L: Layout, const VNNI: bool>(tile: &Tile<'_>, rows: &Rows<'_>, out
         }
         // SAFETY: the loop wrote the first `count` groups.
         let groups = unsafe { std::slice::from_raw_parts(panel.as_ptr().cast::<Group>(), count) };
-        for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+        for (i, out) in out.chunks_mut(ROWS_AT_ONCE).enumerate() {
             match out.len() {
-                1 => dot_panel::<L, VNNI, 1>(groups, rows, BLOCK * i, first, out),
-                2 => dot_panel::<L, VNNI, 2>(groups, rows, BLOCK * i, first, out),
-                3 => dot_panel::<L, VNNI, 3>(groups, rows, BLOCK * i, first, out),
-                _ => dot_panel::<L, VNNI, BLOCK>(groups, rows, BLOCK * i, first, out),
+                1 => matmul_panel::<L, VNNI, 1>(groups, rows, ROWS_AT_ONCE * i, first, out),
+                2 => matmul_panel::<L, VNNI, 2>(groups, rows, ROWS_AT_ONCE * i, first, out),
+                3 => matmul_panel::<L, VNNI, 3>(groups, rows, ROWS_AT_ONCE * i, first, out),
+                _ => matmul_panel::<L, VNNI, ROWS_AT_ONCE>(groups, rows, ROWS_AT_ONCE * i, first, out),
             }
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_panel<L: Layout, const VNNI: bool, const M: usize>(
+fn matmul_panel<L: Layout, const VNNI: bool, const M: usize>(
     groups: &[Group],
     rows: &Rows<'_>,
     row: usize,
@@ -144,14 +148,14 @@ fn dot_panel<L: Layout, const VNNI: bool, const M: usize>(
 }
 
 /// How far ahead quants are prefetched, in bytes; the tiles that a worker reads lie one after the other.
-const AHEAD: usize = 4096;
+const PREFETCH: usize = 4096;
 
-/// Asks for the quants that will be read [`AHEAD`] bytes after those of a group.
+/// Prefetches the quants that are read [`PREFETCH`] bytes after those of a group.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn prefetch<L: Layout>(packed: &[u8]) {
     for line in 0..L::BITS {
-        _mm_prefetch::<_MM_HINT_T0>(packed.as_ptr().wrapping_add(AHEAD + 64 * line).cast());
+        _mm_prefetch::<_MM_HINT_T0>(packed.as_ptr().wrapping_add(PREFETCH + 64 * line).cast());
     }
 }
 
@@ -306,7 +310,7 @@ fn unpack<L: Layout>(packed: &[u8], j: usize, half: usize) -> __m256i {
 
 /// Float weights, one activation row.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_float(tile: &Tile<'_>, rows: &Rows<'_>, row: usize, out: &mut [f32; TILE]) {
+fn matmul_float(tile: &Tile<'_>, rows: &Rows<'_>, row: usize, out: &mut [f32; TILE]) {
     let bytes = quant_bytes(tile.dtype) / GROUP;
     let mut acc = [[_mm256_setzero_ps(); 2]; 4];
     let mut weights = tile.quants;

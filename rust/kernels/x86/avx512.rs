@@ -1,12 +1,12 @@
 //! AVX-512 with VNNI: a tile's 16 rows are the lanes of one register, four columns a `vpdpbusd`.
 //!
 //! Performance notes (multiply-adds a second of one core, data in cache):
-//! - [`BLOCK`] = 8 activation rows share one pass over the quants in registers: 200 to 225 billion for 4-bit and 8-bit
+//! - [`ROWS_AT_ONCE`] = 8 activation rows share one pass over the quants in registers: 200 to 225 billion for 4-bit and 8-bit
 //!   types. Blocks of 12 and 16 were slower (185 to 200), since accumulators are spilled.
 //! - Unpacking a tile to memory once for all blocks was no faster at 256 rows (199), and slower at 16, where its stores
 //!   and the wait for memory add up: one block of rows takes as long as the memory needs, so the first pass hides it.
 //! - Activation bytes are broadcast from memory inside `vpdpbusd`, which costs a load port and no shuffle.
-//! - Prefetching [`AHEAD`] makes decode 20 % faster: hardware prefetching stops at every 4 KiB page. It goes to the
+//! - Prefetching [`PREFETCH`] makes decode 20 % faster: hardware prefetching stops at every 4 KiB page. It goes to the
 //!   second-level cache: the first one's few line buffers are then left to what is read now, and decode from memory is
 //!   another 8 % faster than with 4 KiB ahead into the first. More than 8 KiB ahead gains nothing.
 //! - Scales, a second stream of a fifth of the bytes, need it as much: without it 8 rows of a Q4_1 group from memory take
@@ -20,17 +20,17 @@ use crate::kernels::softmax::{self, Softmax, SoftmaxState};
 use crate::kernels::vector;
 use std::arch::x86_64::*;
 
-pub use attention::multiply;
+pub use attention::fixed_matmul;
 
 /// Activation rows that share one pass over a tile's quants.
-const BLOCK: usize = 8;
+const ROWS_AT_ONCE: usize = 8;
 
 /// How far ahead quants are prefetched, in bytes; the tiles that a worker reads lie one after the other.
-const AHEAD: usize = 8192;
+const PREFETCH: usize = 8192;
 /// The same for scales, of which a group has about a line.
 const SCALES_AHEAD: usize = 1024;
 
-/// Calls `function::<.., M>(args)` for the row count `M`, 1 to [`BLOCK`].
+/// Calls `function::<.., M>(args)` for the row count `M`, 1 to [`ROWS_AT_ONCE`].
 macro_rules! with_rows {
     ($count:expr, $function:ident::<$($generic:ident,)* _>($($arg:expr),*)) => {
         match $count {
@@ -47,37 +47,37 @@ macro_rules! with_rows {
     };
 }
 
-/// As [`crate::kernels::scalar::dot`].
+/// As [`crate::kernels::scalar::matmul`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn dot(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    check_dot(tiles, rows, out);
+pub fn matmul(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    check_matmul(tiles, rows, out);
     for (tile, out) in tiles.iter().zip(out.chunks_exact_mut(rows.count)) {
-        dot_tile(&tile, rows, out);
+        matmul_tile(&tile, rows, out);
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_tile(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match tile.dtype {
         GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => {
-            for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-                with_rows!(out.len(), dot_float::<_>(tile, rows, BLOCK * i, out));
+            for (i, out) in out.chunks_mut(ROWS_AT_ONCE).enumerate() {
+                with_rows!(out.len(), matmul_float::<_>(tile, rows, ROWS_AT_ONCE * i, out));
             }
         }
-        quantised => with_layout!(quantised, dot_quantised::<_>(tile, rows, out)),
+        quantised => with_layout!(quantised, matmul_quantised::<_>(tile, rows, out)),
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
-    for (i, out) in out.chunks_mut(BLOCK).enumerate() {
-        with_rows!(out.len(), dot_block::<L, _>(tile, rows, BLOCK * i, out));
+fn matmul_quantised<L: Layout>(tile: &Tile<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+    for (i, out) in out.chunks_mut(ROWS_AT_ONCE).enumerate() {
+        with_rows!(out.len(), matmul_block::<L, _>(tile, rows, ROWS_AT_ONCE * i, out));
     }
 }
 
 /// Quants go from memory to registers to products with `M` rows from `first` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
+fn matmul_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
     assert!(out.len() == M && first + M <= rows.count && first % rows.interleaved + M <= rows.interleaved);
     let mut acc = [_mm512_setzero_ps(); M];
     let mut scales = ScaleReader::<L>::new(tile.scales);
@@ -92,12 +92,12 @@ fn dot_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first:
     }
 }
 
-/// Asks for the quants that will be read [`AHEAD`] bytes after `packed`.
+/// Asks for the quants that will be read [`PREFETCH`] bytes after `packed`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
 pub fn prefetch<L: Layout>(packed: &[u8]) {
     for line in 0..L::BITS {
-        _mm_prefetch::<_MM_HINT_T1>(packed.as_ptr().wrapping_add(64 * line + AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T1>(packed.as_ptr().wrapping_add(64 * line + PREFETCH).cast());
     }
 }
 
@@ -263,7 +263,7 @@ pub fn unpack<L: Layout>(packed: &[u8]) -> [__m512i; 8] {
 
 /// Float weights times `M` rows from `first` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
+fn matmul_float<const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, first: usize, out: &mut [[f32; TILE]]) {
     let columns = tile.groups * GROUP;
     let weight = |c: usize| {
         let bytes = quant_bytes(tile.dtype) / GROUP;

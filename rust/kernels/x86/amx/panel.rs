@@ -1,7 +1,7 @@
 //! Many rows: groups of a tile are unpacked together and then used by every block of rows.
 
 use super::unit::{Products, Quants, Unit};
-use super::{signed_quants, BLOCK};
+use super::{signed_quants, ROWS_AT_ONCE};
 use crate::kernels::layout::*;
 use crate::kernels::x86::avx512::{self, GroupWeights, ScaleReader};
 use std::arch::x86_64::*;
@@ -10,11 +10,11 @@ use std::mem::MaybeUninit;
 /// Most groups that are unpacked together: 12 KiB of quants, which stay in the first-level cache.
 const PANEL: usize = 24;
 
-/// As [`super::dot`] for quantised weights.
+/// As [`super::matmul`] for quantised weights.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn dot_panels<L: Layout>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+pub fn matmul_panels<L: Layout>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     let count = rows.count;
-    let whole = count / BLOCK * BLOCK;
+    let whole = count / ROWS_AT_ONCE * ROWS_AT_ONCE;
     let unit = Unit::configured(L::SCALE_COLUMNS, count - whole);
     let mut panel = Panel::new();
     // Panels of one size, since a short one spends its time waiting for the first product.
@@ -75,7 +75,7 @@ impl Panel {
         blocks: &mut [[f32; TILE]],
         tail: &mut [[f32; TILE]],
     ) {
-        self.multiply_blocks::<MINIMA, PARTS, BLOCK>(unit, rows, 0, first, blocks);
+        self.multiply_blocks::<MINIMA, PARTS, ROWS_AT_ONCE>(unit, rows, 0, first, blocks);
         match tail.len() {
             0 => {}
             1 => self.multiply_blocks::<MINIMA, PARTS, 1>(unit, rows, blocks.len(), first, tail),
@@ -107,13 +107,13 @@ impl Panel {
         first: usize,
         out: &mut [[f32; TILE]],
     ) {
-        assert!(rows.interleaved == BLOCK && start_row.is_multiple_of(BLOCK));
+        assert!(rows.interleaved == ROWS_AT_ONCE && start_row.is_multiple_of(ROWS_AT_ONCE));
         let (blocks, _) = out.as_chunks_mut::<M>();
         let count = blocks.len();
-        let (groups, _) = rows.quantised.as_chunks::<BLOCK>();
+        let (groups, _) = rows.quantised.as_chunks::<ROWS_AT_ONCE>();
         // The panel's groups of a block of rows.
-        let of_block = |block: usize| &groups[(start_row / BLOCK + block) * rows.groups + first..][..self.count];
-        let start = |group: &[ActivationGroup; BLOCK], i: usize, products: &mut Products| {
+        let of_block = |block: usize| &groups[(start_row / ROWS_AT_ONCE + block) * rows.groups + first..][..self.count];
+        let start = |group: &[ActivationGroup; ROWS_AT_ONCE], i: usize, products: &mut Products| {
             // SAFETY: `unpack` wrote the first `count` groups.
             unit.multiply::<PARTS, M>(group, unsafe { self.quants[i].assume_init_ref() }, products);
         };

@@ -2,31 +2,31 @@
 //! the next ones are unpacked, across the ends of tiles.
 
 use super::unit::{Products, Quants, Unit};
-use super::{signed_quants, BLOCK, FEWEST};
+use super::{signed_quants, FEWEST, ROWS_AT_ONCE};
 use crate::kernels::layout::*;
 use crate::kernels::x86::avx512::{self, GroupWeights, ScaleReader};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// As [`super::dot`] for quantised weights and [`super::FEWEST`] to [`BLOCK`] rows.
+/// As [`super::matmul`] for quantised weights and [`super::FEWEST`] to [`ROWS_AT_ONCE`] rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn dot_stream<L: Layout>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+pub fn matmul_stream<L: Layout>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     const { assert!(FEWEST == 9) };
     match rows.count {
-        9 => dot_rows::<L, 9>(tiles, rows, out),
-        10 => dot_rows::<L, 10>(tiles, rows, out),
-        11 => dot_rows::<L, 11>(tiles, rows, out),
-        12 => dot_rows::<L, 12>(tiles, rows, out),
-        13 => dot_rows::<L, 13>(tiles, rows, out),
-        14 => dot_rows::<L, 14>(tiles, rows, out),
-        15 => dot_rows::<L, 15>(tiles, rows, out),
-        BLOCK => dot_rows::<L, BLOCK>(tiles, rows, out),
+        9 => matmul_rows::<L, 9>(tiles, rows, out),
+        10 => matmul_rows::<L, 10>(tiles, rows, out),
+        11 => matmul_rows::<L, 11>(tiles, rows, out),
+        12 => matmul_rows::<L, 12>(tiles, rows, out),
+        13 => matmul_rows::<L, 13>(tiles, rows, out),
+        14 => matmul_rows::<L, 14>(tiles, rows, out),
+        15 => matmul_rows::<L, 15>(tiles, rows, out),
+        ROWS_AT_ONCE => matmul_rows::<L, ROWS_AT_ONCE>(tiles, rows, out),
         count => unreachable!("a stream has 9 to 16 rows, not {count}"),
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn dot_rows<L: Layout, const M: usize>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
+fn matmul_rows<L: Layout, const M: usize>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     match (L::MINIMA, L::SCALE_COLUMNS) {
         (false, GROUP) => stream::<L, false, 1, M>(tiles, rows, out),
         (true, GROUP) => stream::<L, true, 1, M>(tiles, rows, out),
@@ -47,13 +47,13 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
     rows: &Rows<'_>,
     out: &mut [[f32; TILE]],
 ) {
-    assert!(rows.count == M && rows.interleaved == BLOCK && rows.groups == tiles.groups);
-    let activations = &rows.quantised.as_chunks::<BLOCK>().0[..tiles.groups];
+    assert!(rows.count == M && rows.interleaved == ROWS_AT_ONCE && rows.groups == tiles.groups);
+    let activations = &rows.quantised.as_chunks::<ROWS_AT_ONCE>().0[..tiles.groups];
     // The groups of consecutive tiles follow each other.
     let Tiles { dtype, groups, quants, scales, .. } = *tiles;
     let all = Tile { dtype, groups: tiles.count * groups, quants, scales };
     let mut scales = ScaleReader::<L>::new(scales);
-    let unit = Unit::configured(GROUP / PARTS, M % BLOCK);
+    let unit = Unit::configured(GROUP / PARTS, M % ROWS_AT_ONCE);
     // Three groups are on their way: one is scaled while the next is multiplied and the one after it unpacked.
     let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; 4];
     let mut products = [Products::zero(), Products::zero()];

@@ -1,6 +1,6 @@
 //! The tile registers, and what goes in and comes out of them.
 
-use super::BLOCK;
+use super::ROWS_AT_ONCE;
 use crate::kernels::layout::*;
 use crate::kernels::x86::avx512::GroupWeights;
 use std::arch::asm;
@@ -52,7 +52,7 @@ impl Unit {
             rows: [u8; 16],
         }
         let mut configuration = Configuration { palette: 1, ..Default::default() };
-        let shapes = [(BLOCK, 64), (BLOCK, columns), (columns / 4, 64), (rest, 64), (rest, columns)];
+        let shapes = [(ROWS_AT_ONCE, 64), (ROWS_AT_ONCE, columns), (columns / 4, 64), (rest, 64), (rest, columns)];
         for (i, (rows, bytes)) in shapes.into_iter().enumerate().filter(|(_, (rows, _))| *rows > 0) {
             configuration.rows[i] = rows as u8;
             configuration.row_bytes[i] = bytes as u16;
@@ -71,11 +71,11 @@ impl Unit {
     #[inline(always)]
     pub fn multiply<const PARTS: usize, const M: usize>(
         &self,
-        rows: &[ActivationGroup; BLOCK],
+        rows: &[ActivationGroup; ROWS_AT_ONCE],
         quants: &Quants,
         products: &mut Products,
     ) {
-        assert!(self.columns == GROUP / PARTS && (M == BLOCK || M == self.rest));
+        assert!(self.columns == GROUP / PARTS && (M == ROWS_AT_ONCE || M == self.rest));
         for part in 0..PARTS {
             // SAFETY: the registers have the shapes that this unit gave them. The 32 / PARTS columns of 16 quants are
             // there, as are those of M groups of activations, a line each, and M rows of products fit.
@@ -83,7 +83,7 @@ impl Unit {
                 let activations = rows.as_ptr().cast::<i8>().add(part * GROUP / PARTS);
                 let quants = quants.as_ptr().cast::<i8>().add(part * GROUP_QUANTS / PARTS);
                 let products = products.0[part].as_mut_ptr();
-                if M == BLOCK {
+                if M == ROWS_AT_ONCE {
                     product!("tmm0", "tmm1", activations, quants, products);
                 } else {
                     product!("tmm3", "tmm4", activations, quants, products);
@@ -104,12 +104,12 @@ impl Drop for Unit {
 pub type Quants = [__m512i; 8];
 /// Products of a block of rows with a sub-group.
 #[repr(C, align(64))]
-pub struct Products([[__m512i; BLOCK]; 2]);
+pub struct Products([[__m512i; ROWS_AT_ONCE]; 2]);
 
 impl Products {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     pub fn zero() -> Self {
-        Self([[_mm512_setzero_si512(); BLOCK]; 2])
+        Self([[_mm512_setzero_si512(); ROWS_AT_ONCE]; 2])
     }
 
     /// Scales the products of a group with the first `M` of a block's groups of activations and adds them to `acc`.
@@ -118,7 +118,7 @@ impl Products {
     pub fn add_to<const MINIMA: bool, const PARTS: usize, const M: usize>(
         &self,
         weights: &GroupWeights,
-        rows: &[ActivationGroup; BLOCK],
+        rows: &[ActivationGroup; ROWS_AT_ONCE],
         acc: &mut [__m512; M],
     ) {
         for part in 0..PARTS {

@@ -1,23 +1,23 @@
 //! The products of attention: four rows by 16 columns at a time.
 
-use super::{load, store, BLOCK};
+use super::{load, store, ROWS_AT_ONCE};
 use crate::kernels::fixed::{Output, Shape, ONE};
 use crate::kernels::layout::TILE;
 use crate::kernels::x86::prefetch::Prefetch;
 use std::arch::x86_64::*;
 
-/// As [`crate::kernels::scalar::multiply`].
+/// As [`crate::kernels::scalar::fixed_matmul`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
+pub fn fixed_matmul(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, later: &[i16], c: &mut [f32]) {
     shape.check(b, &output);
     for n in (0..shape.wanted).step_by(TILE) {
-        for (i, rows) in shape.rows.chunks(BLOCK).enumerate() {
-            let (shape, ahead) = (Shape { rows, ..shape }, if (n, i) == (0, 0) { ahead } else { &[] });
+        for (i, rows) in shape.rows.chunks(ROWS_AT_ONCE).enumerate() {
+            let (shape, later) = (Shape { rows, ..shape }, if (n, i) == (0, 0) { later } else { &[] });
             match rows.len() {
-                1 => multiply_block::<1>(shape, a, b, output, ahead, n, c),
-                2 => multiply_block::<2>(shape, a, b, output, ahead, n, c),
-                3 => multiply_block::<3>(shape, a, b, output, ahead, n, c),
-                _ => multiply_block::<BLOCK>(shape, a, b, output, ahead, n, c),
+                1 => multiply_block::<1>(shape, a, b, output, later, n, c),
+                2 => multiply_block::<2>(shape, a, b, output, later, n, c),
+                3 => multiply_block::<3>(shape, a, b, output, later, n, c),
+                _ => multiply_block::<ROWS_AT_ONCE>(shape, a, b, output, later, n, c),
             }
         }
     }
@@ -30,7 +30,7 @@ fn multiply_block<const M: usize>(
     a: &[i16],
     b: &[i16],
     output: Output<'_>,
-    ahead: &[i16],
+    later: &[i16],
     n: usize,
     c: &mut [f32],
 ) {
@@ -39,9 +39,9 @@ fn multiply_block<const M: usize>(
     let pairs = b.len() / (2 * columns);
     let a: [&[[i16; 2]]; M] = indices.map(|i| &a[i * depth..][..2 * pairs].as_chunks().0[..pairs]);
     let mut acc = [[_mm256_setzero_si256(); 2]; M];
-    let mut ahead = Prefetch::new(ahead, pairs);
+    let mut later = Prefetch::new(later, pairs);
     for (k, row) in b.chunks_exact(2 * columns).enumerate() {
-        ahead.step();
+        later.step();
         let row = &row[2 * n..][..2 * TILE];
         // SAFETY: 32 integers of 16 bits are two registers; the loads are unaligned.
         let row = [0, TILE].map(|at| unsafe { _mm256_loadu_si256(row[at..].as_ptr().cast()) });

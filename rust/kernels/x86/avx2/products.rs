@@ -66,7 +66,7 @@ pub(super) fn add_products_vnni<L: Layout, const M: usize>(
         let q = quants(j);
         for m in 0..M {
             let a = _mm256_set1_epi32(i32::from_le_bytes(words[m][j]));
-            // SAFETY: `VNNI` is true only below `dot_with`, whose caller promised that the CPU has the instruction; it
+            // SAFETY: `VNNI` is true only below `matmul_with`, whose caller promised that the CPU has the instruction; it
             // touches no memory. An intrinsic would keep this from being inlined into functions that do without.
             unsafe {
                 asm!(

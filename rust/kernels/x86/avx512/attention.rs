@@ -6,7 +6,7 @@
 //!   a quarter.
 //! - AMX is not used: 16-bit operands would take four products of their 8-bit halves. By a count of cycles, not measured,
 //!   packing those, storing and adding up eat most of what the products save.
-//! - What is read next is asked for a few lines with every row of `b`: all at once occupies the line buffers, of which
+//! - What is read next is prefetched a few lines with every row of `b`: all at once occupies the line buffers, of which
 //!   there are 16, and stops the product (decode at 500 to 1,000 positions 4 % slower).
 
 use super::{load, store, TILE};
@@ -17,17 +17,17 @@ use std::arch::x86_64::*;
 /// Rows of a block: with four registers of columns their sums fill 24 of the 32 registers.
 const ROWS: usize = 6;
 
-/// As [`crate::kernels::scalar::multiply`].
+/// As [`crate::kernels::scalar::fixed_matmul`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn multiply(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, ahead: &[i16], c: &mut [f32]) {
+pub fn fixed_matmul(shape: Shape<'_>, a: &[i16], b: &[i16], output: Output<'_>, later: &[i16], c: &mut [f32]) {
     shape.check(b, &output);
     for n in (0..shape.wanted).step_by(4 * TILE) {
-        let ahead = if n == 0 { ahead } else { &[] };
+        let later = if n == 0 { later } else { &[] };
         match (shape.wanted - n) / TILE {
-            1 => multiply_columns::<1>(shape, a, b, output, ahead, n, c),
-            2 => multiply_columns::<2>(shape, a, b, output, ahead, n, c),
-            3 => multiply_columns::<3>(shape, a, b, output, ahead, n, c),
-            _ => multiply_columns::<4>(shape, a, b, output, ahead, n, c),
+            1 => multiply_columns::<1>(shape, a, b, output, later, n, c),
+            2 => multiply_columns::<2>(shape, a, b, output, later, n, c),
+            3 => multiply_columns::<3>(shape, a, b, output, later, n, c),
+            _ => multiply_columns::<4>(shape, a, b, output, later, n, c),
         }
     }
 }
@@ -39,19 +39,19 @@ fn multiply_columns<const W: usize>(
     a: &[i16],
     b: &[i16],
     output: Output<'_>,
-    ahead: &[i16],
+    later: &[i16],
     n: usize,
     c: &mut [f32],
 ) {
     for (i, rows) in shape.rows.chunks(ROWS).enumerate() {
-        let (shape, ahead) = (Shape { rows, ..shape }, if i == 0 { ahead } else { &[] });
+        let (shape, later) = (Shape { rows, ..shape }, if i == 0 { later } else { &[] });
         match rows.len() {
-            1 => multiply_block::<1, W>(shape, a, b, output, ahead, n, c),
-            2 => multiply_block::<2, W>(shape, a, b, output, ahead, n, c),
-            3 => multiply_block::<3, W>(shape, a, b, output, ahead, n, c),
-            4 => multiply_block::<4, W>(shape, a, b, output, ahead, n, c),
-            5 => multiply_block::<5, W>(shape, a, b, output, ahead, n, c),
-            _ => multiply_block::<ROWS, W>(shape, a, b, output, ahead, n, c),
+            1 => multiply_block::<1, W>(shape, a, b, output, later, n, c),
+            2 => multiply_block::<2, W>(shape, a, b, output, later, n, c),
+            3 => multiply_block::<3, W>(shape, a, b, output, later, n, c),
+            4 => multiply_block::<4, W>(shape, a, b, output, later, n, c),
+            5 => multiply_block::<5, W>(shape, a, b, output, later, n, c),
+            _ => multiply_block::<ROWS, W>(shape, a, b, output, later, n, c),
         }
     }
 }
@@ -63,7 +63,7 @@ fn multiply_block<const M: usize, const W: usize>(
     a: &[i16],
     b: &[i16],
     output: Output<'_>,
-    ahead: &[i16],
+    later: &[i16],
     n: usize,
     c: &mut [f32],
 ) {
@@ -72,9 +72,9 @@ fn multiply_block<const M: usize, const W: usize>(
     let pairs = b.len() / (2 * columns);
     let a: [&[[i16; 2]]; M] = indices.map(|i| &a[i * depth..][..2 * pairs].as_chunks().0[..pairs]);
     let mut acc = [[_mm512_setzero_si512(); W]; M];
-    let mut ahead = Prefetch::new(ahead, pairs);
+    let mut later = Prefetch::new(later, pairs);
     for row in 0..pairs {
-        ahead.step();
+        later.step();
         let columns: &[[i16; 2 * TILE]; W] = registers(&b[2 * (row * columns + n)..]);
         // SAFETY: 32 integers of 16 bits fill a register; the loads are unaligned.
         let columns = columns.each_ref().map(|column| unsafe { _mm512_loadu_si512(column.as_ptr().cast()) });

@@ -109,8 +109,8 @@ mod tests {
     use crate::gguf::types::GgmlType;
     use crate::kernels::layout::{quant_bytes, scale_bytes, ActivationGroup, Rows, Tiles, GROUP};
     use crate::kernels::scalar::{lane, unpack_one};
-    use crate::kernels::tests::Random;
     use crate::kernels::table::Kernels;
+    use crate::kernels::tests::Random;
     use half::f16;
 
     const GROUPS: usize = 16;

@@ -9,8 +9,9 @@ use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
 use crate::forward::plan::Pass;
 use crate::forward::task::{Outcome, Row, Task};
+use crate::identity::Identity;
 use crate::kernels::table::Kernels;
-use crate::weights::load::Weights;
+use crate::weights::load::{weight_bytes, Weights};
 use crate::workers::threads;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +29,14 @@ pub struct CpuModel {
     idle: Mutex<Vec<Buffers>>,
 }
 
+/// Bytes that a model needs.
+pub struct Memory {
+    /// Resident bytes of the weights.
+    pub weight_bytes: usize,
+    /// Bytes of a cached position.
+    pub cache_bytes_per_token: usize,
+}
+
 /// New tokens of one sequence.
 pub struct Input<'a> {
     /// The sequence's cache; the tokens come after what it holds.
@@ -38,6 +47,12 @@ pub struct Input<'a> {
     pub logits: usize,
     /// What the tokens attend to; `None` is everything.
     pub prompt: Option<Prompt>,
+}
+
+/// The layout of the caches of a model.
+fn cache_shape(config: &Config) -> CacheShape {
+    let Config { n_layer, n_head_kv, head_dim, .. } = *config;
+    CacheShape { n_layer, n_head_kv, head_dim }
 }
 
 impl CpuModel {
@@ -54,6 +69,14 @@ impl CpuModel {
         let weights = Weights::load(&description, threads, poll)?;
         let decoder = Arc::new(Decoder { config: description.config, kernels, weights });
         Ok(Self { decoder, threads, passes: Default::default(), idle: Mutex::new(Vec::new()) })
+    }
+
+    /// What the decoder described needs, from the header of its file alone.
+    pub fn memory(description: &Description<'_>) -> Memory {
+        Memory {
+            weight_bytes: weight_bytes(&description.tensors),
+            cache_bytes_per_token: cache_shape(&description.config).bytes_per_token(),
+        }
     }
 
     /// Shapes and constants.
@@ -73,6 +96,11 @@ impl CpuModel {
         (all.load(Ordering::Relaxed), short.load(Ordering::Relaxed))
     }
 
+    /// What the tensors add to the identity of the model.
+    pub fn identity(&self) -> &Identity {
+        &self.decoder.weights.identity
+    }
+
     /// Resident bytes of the weights.
     pub fn weight_bytes(&self) -> usize {
         self.decoder.weights.bytes
@@ -80,8 +108,7 @@ impl CpuModel {
 
     /// The layout of this model's caches.
     pub fn cache_shape(&self) -> CacheShape {
-        let Config { n_layer, n_head_kv, head_dim, .. } = *self.config();
-        CacheShape { n_layer, n_head_kv, head_dim }
+        cache_shape(self.config())
     }
 
     /// Appends the tokens of every input to its cache; all sequences share each pass over the weights.

@@ -9,6 +9,7 @@ use crate::candle::decoder::{self, CandleModel};
 use crate::candle::weights::check_device;
 use crate::cpu::{self, CpuModel};
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::kernels::table::Kernels;
 use crate::sampling::distribution::argmax;
 
@@ -78,6 +79,14 @@ impl Engine {
         match self {
             Self::Cpu(model) => model.kernels().name(),
             Self::Candle(_) => "candle",
+        }
+    }
+
+    /// What the tensors add to the identity of the model.
+    pub fn identity(&self) -> &Identity {
+        match self {
+            Self::Cpu(model) => model.identity(),
+            Self::Candle(model) => model.identity(),
         }
     }
 

@@ -16,6 +16,7 @@ pub mod error;
 #[cfg(test)]
 mod fixture;
 pub mod gguf;
+pub mod identity;
 pub mod arch;
 pub mod tokenizer;
 

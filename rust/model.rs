@@ -7,10 +7,6 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::gguf::file::GgufFile;
 use crate::workers::threads;
-use xxhash_rust::xxh3::Xxh3;
-
-/// Bytes to hash before asking whether to stop: some ten milliseconds.
-const HASHED_BETWEEN_POLLS: usize = 16 << 20;
 
 /// How to load a model.
 pub struct Options<'a> {
@@ -84,8 +80,10 @@ impl Model {
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(checked: Checked<'_>, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let Checked { description, device, n_ctx, threads } = checked;
-        let fingerprint = fingerprint(description.file, &description.config, poll)?;
         let engine = Engine::load(description, device, threads, poll)?;
+        let mut identity = engine.identity().clone();
+        engine.config().identify(&mut identity);
+        let fingerprint = identity.fingerprint();
         Ok(Self { engine, device: device.to_owned(), threads, n_ctx, fingerprint })
     }
 
@@ -125,21 +123,93 @@ impl Model {
     }
 }
 
-/// A hash of everything that identifies a model: its configuration, and names, types, shapes and bytes of its tensors.
-fn fingerprint(file: &GgufFile, config: &Config, poll: &mut dyn FnMut() -> bool) -> Result<u64> {
-    let mut hash = Xxh3::new();
-    file.check_unchanged()?;
-    hash.update(format!("{config:?}\n").as_bytes());
-    for tensor in file.tensors() {
-        hash.update(format!("{} {:?} {:?}\n", tensor.name, tensor.dtype, tensor.shape).as_bytes());
-        for part in file.data(tensor).chunks(HASHED_BETWEEN_POLLS) {
-            if poll() {
-                return Err(Error::Interrupted);
-            }
-            hash.update(part);
-        }
-        // Loading reads it again from the system's cache; resident twice it would double peak memory.
-        file.release(tensor);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{tiny_llama, GgufWriter};
+    use crate::gguf::metadata::Value;
+    use crate::gguf::types::GgmlType;
+
+    fn fingerprint_on(writer: &GgufWriter, device: &str) -> u64 {
+        let file = writer.file();
+        let file = GgufFile::open(file.path()).unwrap();
+        let options = Options { n_ctx: None, threads: None, device };
+        Model::load(options.check(&file).unwrap(), &mut || false).unwrap().fingerprint()
     }
-    Ok(hash.digest())
+
+    fn fingerprint(writer: &GgufWriter) -> u64 {
+        fingerprint_on(writer, "cpu")
+    }
+
+    /// A quantised matrix beside the float ones, of which the last tile has few rows.
+    fn model() -> GgufWriter {
+        let mut model = tiny_llama();
+        let index = model.tensors.iter().position(|tensor| tensor.name == "blk.1.ffn_up.weight").unwrap();
+        model.tensors.remove(index);
+        model.tensor("blk.1.ffn_up.weight", GgmlType::Q8_0, &[64, 96]);
+        for name in ["token_embd.weight", "output.weight"] {
+            let tensor = model.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap();
+            tensor.shape[1] += 3;
+            tensor.data.extend([1; 3 * 64 * 4]);
+        }
+        model
+    }
+
+    #[test]
+    fn a_new_version_of_the_program_knows_old_fingerprints() {
+        assert_eq!(format!("{:016x}", fingerprint(&model())), "53aa36f2bfc5a51a");
+    }
+
+    #[test]
+    fn a_fingerprint_is_that_of_the_model_on_every_device() {
+        let mut same = model();
+        same.tensors.rotate_left(5);
+        same.set("general.name", Value::String("renamed".into())).tensor("unused.weight", GgmlType::F32, &[7]);
+        assert_eq!(fingerprint(&same), fingerprint(&model()));
+        assert_eq!(fingerprint_on(&model(), "candle-cpu"), fingerprint(&model()));
+    }
+
+    #[test]
+    fn any_byte_of_a_tensor_makes_another_fingerprint() {
+        let model = model();
+        let own = fingerprint(&model);
+        for index in 0..model.tensors.len() {
+            let len = model.tensors[index].data.len();
+            // The first byte, one in the middle, and the last, which no tile but the last has.
+            for at in [0, len / 2, len - 1] {
+                let mut other = model.clone();
+                other.tensors[index].data[at] ^= 1;
+                assert_ne!(fingerprint(&other), own, "byte {at} of {}", model.tensors[index].name);
+            }
+        }
+    }
+
+    #[test]
+    fn any_value_that_matters_makes_another_fingerprint() {
+        let own = fingerprint(&model());
+        for (key, value) in [
+            ("llama.context_length", Value::U32(127)),
+            ("llama.attention.head_count", Value::U32(8)),
+            ("llama.attention.layer_norm_rms_epsilon", Value::F32(2e-5)),
+            ("llama.rope.freq_base", Value::F32(20_000.0)),
+            ("llama.rope.scaling.factor", Value::F32(2.0)),
+            ("llama.rope.dimension_count", Value::U32(8)),
+        ] {
+            let mut other = model();
+            other.set(key, value);
+            if key == "llama.attention.head_count" {
+                other.set("llama.attention.head_count_kv", Value::U32(4));
+            }
+            assert_ne!(fingerprint(&other), own, "{key}");
+        }
+        // Bytes that mean the same in another place.
+        let mut swapped = model();
+        let [a, b] = ["blk.0.attn_k.weight", "blk.0.attn_v.weight"]
+            .map(|name| swapped.tensors.iter().position(|tensor| tensor.name == name).unwrap());
+        swapped.tensors[a].data[5] ^= 1;
+        let other = fingerprint(&swapped);
+        swapped.tensors[a].data[5] ^= 1;
+        swapped.tensors[b].data[5] ^= 1;
+        assert_ne!(fingerprint(&swapped), other);
+    }
 }

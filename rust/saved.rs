@@ -15,7 +15,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"specrsKV";
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// Writes `session` to `path`, atomically: a reader sees the old file or the whole new one.
 ///

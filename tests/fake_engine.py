@@ -87,6 +87,7 @@ class ContextOverflow(ValueError):
 class GgufFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         json.loads(Path(path).read_text())
+        self.path = path
         self.version = 3
         self.size = Path(path).stat().st_size
         self.metadata = {
@@ -102,6 +103,9 @@ class GgufFile:
 
     def ignored_tensors(self) -> list[str]:
         return []
+
+    def plan(self, *, n_ctx: int | None = None, threads: int | None = None) -> Model:
+        return Model(self.path, n_ctx=n_ctx, threads=threads)
 
 
 class Model:

@@ -38,6 +38,25 @@ class GgufFile:
         """Name, type, shape (rows first) and bytes of every tensor, in file order."""
     def ignored_tensors(self) -> list[str]:
         """Names of the tensors that a model does not use; GgufError if none can run."""
+    def plan(self, *, n_ctx: int | None = None, threads: int | None = None) -> Plan:
+        """What `Model` would be on device "cpu", from the header alone; raises what it would raise."""
+
+@final
+class Plan:
+    """What a model will be once it is loaded."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions of a session."""
+    @property
+    def threads(self) -> int: ...
+    @property
+    def kernels(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int:
+        """Resident bytes of the weights."""
+    @property
+    def cache_bytes_per_token(self) -> int: ...
 
 @final
 class Model:

@@ -4,6 +4,7 @@ use crate::arch::keys::{Keys, MAX_WIDTH};
 use crate::arch::roles::Role;
 use crate::arch::rope::RopeTable;
 use crate::error::Result;
+use crate::identity::Identity;
 
 /// Shapes and constants of the decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +75,38 @@ impl Config {
             ropes: vec![RopeTable::read(keys, head_dim)?],
             blocks: vec![Block { rope: Some(0) }; n_layer],
         })
+    }
+
+    /// Sets every value that the numbers of the model depend on.
+    pub fn identify(&self, identity: &mut Identity) {
+        // All fields are named, so that a new one is not forgotten here.
+        let Self { n_vocab, n_embd, n_layer, n_head, n_head_kv, head_dim, n_ff, n_ctx_train, rms_eps, ropes, blocks } =
+            self;
+        let counts = [
+            ("n_vocab", n_vocab),
+            ("n_embd", n_embd),
+            ("n_layer", n_layer),
+            ("n_head", n_head),
+            ("n_head_kv", n_head_kv),
+            ("head_dim", head_dim),
+            ("n_ff", n_ff),
+            ("n_ctx_train", n_ctx_train),
+        ];
+        for (name, count) in counts {
+            identity.set(name, count);
+        }
+        identity.set("rms_eps", rms_eps);
+        for (i, RopeTable { freqs }) in ropes.iter().enumerate() {
+            let freqs: Vec<String> = freqs.iter().map(f64::to_string).collect();
+            identity.set(format_args!("ropes.{i}"), freqs.join(" "));
+        }
+        for (i, Block { rope }) in blocks.iter().enumerate() {
+            match rope {
+                Some(0) => (),
+                Some(rope) => identity.set(format_args!("blocks.{i}.rope"), rope),
+                None => identity.set(format_args!("blocks.{i}.rope"), "none"),
+            }
+        }
     }
 }
 

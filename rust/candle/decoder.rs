@@ -18,6 +18,7 @@ use crate::attention::patterns::{Pattern, Prompt};
 use crate::candle::cache::{device_error, CandleCache};
 use crate::candle::weights::{open_device, Layer, Weights};
 use crate::error::{room_for_logits, Error, Result};
+use crate::identity::Identity;
 
 /// Rows of one pass; longer inputs go through in chunks.
 const MAX_ROWS: usize = 256;
@@ -86,6 +87,11 @@ impl CandleModel {
     /// Where the weights are.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// What the tensors add to the identity of the model.
+    pub fn identity(&self) -> &Identity {
+        &self.weights.identity
     }
 
     /// Bytes of the weights; on a CPU candle may keep copies of some beside them, in the order its kernels want.

@@ -12,6 +12,7 @@ use crate::candle::cache::device_error;
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 use crate::gguf::types::GgmlType;
+use crate::identity::Identity;
 
 /// One transformer block.
 pub struct Layer {
@@ -47,6 +48,8 @@ pub struct Weights {
     pub output: QMatMul,
     /// Bytes of the matrices.
     pub bytes: usize,
+    /// What the tensors add to the identity of the model.
+    pub identity: Identity,
 }
 
 impl Weights {
@@ -57,7 +60,7 @@ impl Weights {
     /// [`Error::Interrupted`] if `poll`, asked between layers, said so.
     pub fn load(description: &Description<'_>, device: &Device, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let Description { file, config, tensors } = description;
-        let mut loader = Loader { file, tensors, device, bytes: 0 };
+        let mut loader = Loader { file, tensors, device, bytes: 0, identity: Identity::default() };
         let embedding = loader.matrix(Role::Embedding)?;
         let mut layer = |index| if poll() { Err(Error::Interrupted) } else { loader.layer(index) };
         let layers = (0..config.n_layer).map(&mut layer).collect::<Result<Vec<_>>>()?;
@@ -66,7 +69,7 @@ impl Weights {
             Some(_) => loader.matrix(Role::Output)?,
             None => embedding.clone(),
         };
-        Ok(Self { embedding, layers, output_norm, output, bytes: loader.bytes })
+        Ok(Self { embedding, layers, output_norm, output, bytes: loader.bytes, identity: loader.identity })
     }
 }
 
@@ -123,6 +126,7 @@ struct Loader<'a> {
     device: &'a Device,
     /// Bytes of the matrices so far.
     bytes: usize,
+    identity: Identity,
 }
 
 impl Loader<'_> {
@@ -147,16 +151,17 @@ impl Loader<'_> {
         Ok(matrix)
     }
 
-    fn vector(&self, role: Role) -> Result<Tensor> {
+    fn vector(&mut self, role: Role) -> Result<Tensor> {
         let values = self.tensor(role)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
         values.map_err(|source| device_error(self.device, &source))
     }
 
     /// The tensor of a role as it is in the file.
-    fn tensor(&self, role: Role) -> Result<QTensor> {
+    fn tensor(&mut self, role: Role) -> Result<QTensor> {
         let info = self.tensors.require(role)?;
         let dtype = self.dtype(info)?;
         let data = self.file.data(info);
+        self.identity.set_tensor(role, info, data);
         // candle reads blocks where they are, but a file may put them anywhere.
         let aligned: Vec<u32>;
         let data = if data.as_ptr().cast::<u32>().is_aligned() {
@@ -167,7 +172,7 @@ impl Loader<'_> {
         };
         let tensor = QStorage::from_data(Cow::Borrowed(data), self.device, dtype)
             .and_then(|storage| QTensor::new(storage, (info.rows(), info.columns())));
-        self.file.release(info);
+        self.file.release();
         tensor.map_err(|source| device_error(self.device, &source))
     }
 
@@ -220,7 +225,8 @@ mod tests {
         let file = model.file();
         let file = GgufFile::open(file.path()).unwrap();
         let tensors = describe(&file).unwrap().tensors;
-        let loader = Loader { file: &file, tensors: &tensors, device: &Device::Cpu, bytes: 0 };
+        let identity = Identity::default();
+        let mut loader = Loader { file: &file, tensors: &tensors, device: &Device::Cpu, bytes: 0, identity };
         for role in [Role::Embedding, Role::OutputNorm, Role::Block(1, FfnDown)] {
             let info = tensors.require(role).unwrap();
             assert!(!file.data(info).as_ptr().cast::<u32>().is_aligned());

@@ -57,13 +57,13 @@ impl Pass {
         while let Some(tiles) = worker.take(weights.output.tile_count(), OUTPUT_PIECE) {
             multiply(kernels, &weights.output, tiles, &rows, results, |row, columns, values| {
                 let Found { low, candidates } = &mut found[row];
-                let norms = &weights.output_norms[columns.start / TILE];
-                if columns.len() == TILE && !kernels.screen(values, norms, errors[row], low) {
+                let bounds = &weights.output_bounds[columns.start / TILE];
+                if columns.len() == TILE && !kernels.screen(values, bounds, errors[row], low) {
                     return;
                 }
-                for (token, (&coarse, norm)) in columns.zip(values.iter().zip(norms)) {
-                    let candidate = Candidate { token: token as u32, coarse, high: norm.mul_add(errors[row], coarse) };
-                    *low = low.max(norm.mul_add(-errors[row], coarse));
+                for (token, (&coarse, bound)) in columns.zip(values.iter().zip(bounds)) {
+                    let candidate = Candidate { token: token as u32, coarse, high: bound.mul_add(errors[row], coarse) };
+                    *low = low.max(bound.mul_add(-errors[row], coarse));
                     if candidate.reaches(*low) {
                         candidates.push(candidate);
                     }

@@ -87,6 +87,11 @@ impl TensorInfo {
         self.shape.iter().skip(1).product()
     }
 
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.columns() / self.dtype.block_len() * self.dtype.block_bytes()
+    }
+
     /// Bytes in the file.
     pub fn bytes(&self) -> usize {
         self.range.len()

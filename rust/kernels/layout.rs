@@ -130,6 +130,11 @@ macro_rules! with_layout {
 }
 pub(crate) use with_layout;
 
+/// Groups of `columns` columns, the last of which may be padded.
+pub fn groups(columns: usize) -> usize {
+    columns.div_ceil(GROUP)
+}
+
 /// Bytes of a group's quants in a tile.
 pub fn quant_bytes(dtype: GgmlType) -> usize {
     fn bytes<L: Layout>() -> usize {
@@ -158,28 +163,61 @@ pub fn scale_bytes(dtype: GgmlType, groups: usize) -> usize {
     }
 }
 
-/// Stores 512 quants in lane order as the bit planes of a layout with `bits` bits.
-pub fn pack_group(bits: usize, quants: &[u8; GROUP_QUANTS], out: &mut [u8]) {
-    assert_eq!(out.len(), 64 * bits);
-    out.fill(0);
-    let (low, high) = match bits {
-        8 => return out.copy_from_slice(quants),
-        4..=6 => out.split_at_mut(256),
-        _ => out.split_at_mut(128),
-    };
-    let low_bits = if bits >= 4 { 4 } else { 2 };
-    for (i, &quant) in quants.iter().enumerate() {
-        let (j, byte) = (i / 64, i % 64);
-        if low_bits == 4 {
-            low[64 * (j / 2) + byte] |= (quant & 15) << (4 * (j % 2));
-        } else {
-            low[64 * (j / 4) + byte] |= (quant & 3) << (2 * (j % 4));
+/// Bytes of a cache line: one byte for each of four columns of a tile's rows.
+pub const LINE: usize = 64;
+
+/// Stores 512 quants in lane order as the bit planes of a layout.
+#[inline(always)]
+pub fn pack_group<L: Layout>(quants: &[[u8; LINE]; GROUP_QUANTS / LINE], out: &mut [u8]) {
+    assert_eq!(out.len(), LINE * L::BITS);
+    let (lines, _) = out.as_chunks_mut();
+    match L::BITS {
+        2 => pack_pairs(quants, 0, lines),
+        3 => {
+            pack_pairs(quants, 0, lines);
+            pack_bits(quants, 2, &mut lines[2]);
         }
-        let rest = quant >> low_bits;
-        match bits - low_bits {
-            0 => {}
-            1 => high[byte] |= (rest & 1) << j,
-            _ => high[64 * (j / 4) + byte] |= (rest & 3) << (2 * (j % 4)),
+        4 => pack_nibbles(quants, lines),
+        5 => {
+            pack_nibbles(quants, lines);
+            pack_bits(quants, 4, &mut lines[4]);
+        }
+        6 => {
+            pack_nibbles(quants, lines);
+            pack_pairs(quants, 4, &mut lines[4..]);
+        }
+        _ => lines.copy_from_slice(quants),
+    }
+}
+
+/// The nibble plane of the low bits.
+#[inline(always)]
+fn pack_nibbles(quants: &[[u8; LINE]], lines: &mut [[u8; LINE]]) {
+    for (line, pair) in lines.iter_mut().zip(quants.chunks_exact(2)) {
+        for (i, out) in line.iter_mut().enumerate() {
+            *out = pair[0][i] & 15 | pair[1][i] << 4;
+        }
+    }
+}
+
+/// The pair plane of the bits from `from` on.
+#[inline(always)]
+fn pack_pairs(quants: &[[u8; LINE]], from: usize, lines: &mut [[u8; LINE]]) {
+    for (line, four) in lines.iter_mut().zip(quants.chunks_exact(4)) {
+        for (i, out) in line.iter_mut().enumerate() {
+            let pair = |k: usize| (four[k][i] >> from & 3) << (2 * k);
+            *out = pair(0) | pair(1) | pair(2) | pair(3);
+        }
+    }
+}
+
+/// The bit plane of bit `at`.
+#[inline(always)]
+fn pack_bits(quants: &[[u8; LINE]], at: usize, line: &mut [u8; LINE]) {
+    *line = [0; LINE];
+    for (j, quants) in quants.iter().enumerate() {
+        for (out, quant) in line.iter_mut().zip(quants) {
+            *out |= (quant >> at & 1) << j;
         }
     }
 }

@@ -226,7 +226,7 @@ fn packing_is_undone_by_unpacking() {
     fn check<L: Layout>(random: &mut Random) {
         let quants: [u8; GROUP_QUANTS] = std::array::from_fn(|_| random.next() as u8 & ((1u16 << L::BITS) - 1) as u8);
         let mut packed = vec![0xAA; 64 * L::BITS];
-        pack_group(L::BITS, &quants, &mut packed);
+        pack_group::<L>(bytemuck::cast_ref(&quants), &mut packed);
         let expected = if L::CODEBOOK { quants.map(|q| IQ4_VALUES[usize::from(q)]) } else { quants };
         assert!(scalar::unpack_group::<L>(&packed) == expected, "{} bits", L::BITS);
     }

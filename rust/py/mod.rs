@@ -10,8 +10,11 @@ mod lease;
 mod sessions;
 
 use crate::arch::describe;
+use crate::cpu::{CpuModel, Memory};
+use crate::error::Result;
 use crate::gguf::file::GgufFile;
-use crate::model::{self, Options};
+use crate::kernels::table::Kernels;
+use crate::model::{self, Checked, Options};
 use crate::saved;
 use crate::session;
 use crate::tokenizer::codec;
@@ -42,7 +45,7 @@ thread_local! {
 /// instead of waiting for ever.
 fn interruptible<T: Send>(
     py: Python<'_>,
-    compute: impl FnOnce(&mut dyn FnMut() -> bool) -> crate::error::Result<T> + Send,
+    compute: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T> + Send,
 ) -> PyResult<T> {
     if HANDLING_SIGNALS.get() {
         return Err(PyRuntimeError::new_err(
@@ -110,12 +113,46 @@ impl PyGgufFile {
         Ok(describe(&self.0)?.tensors.ignored())
     }
 
+    /// What `Model` would be on device "cpu", from the header alone; raises what it would raise.
+    #[pyo3(signature = (*, n_ctx=None, threads=None))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        n_ctx: Option<&Bound<'_, PyAny>>,
+        threads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyPlan> {
+        let (n_ctx, threads) = (count(n_ctx, "n_ctx")?, count(threads, "threads")?);
+        Ok(py.detach(|| -> Result<PyPlan> {
+            let options = Options { n_ctx, threads, device: "cpu" };
+            let Checked { description, n_ctx, threads, .. } = options.check(&self.0)?;
+            codec::Tokenizer::from_gguf(&self.0)?;
+            let Memory { weight_bytes, cache_bytes_per_token } = CpuModel::memory(&description);
+            let kernels = Kernels::detect()?.name();
+            Ok(PyPlan { n_ctx, threads, kernels, weight_bytes, cache_bytes_per_token })
+        })?)
+    }
+
     /// Name, type, shape (rows first) and bytes of every tensor, in file order.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<TensorRow<'_, 'py>>> {
         let row = |tensor: &'_ crate::gguf::header::TensorInfo| PyTuple::new(py, tensor.shape.iter().rev());
         self.0.tensors().iter().map(|t| Ok((t.name.as_str(), t.dtype.name(), row(t)?, t.bytes()))).collect()
     }
+}
+
+/// What a model will be once it is loaded.
+#[pyclass(frozen, get_all, module = "specrs._specrs", name = "Plan")]
+struct PyPlan {
+    n_ctx: usize,
+    threads: usize,
+    kernels: &'static str,
+    weight_bytes: usize,
+    cache_bytes_per_token: usize,
+}
+
+/// The argument called `name`, a count.
+fn count(value: Option<&Bound<'_, PyAny>>, name: &'static str) -> PyResult<Option<usize>> {
+    Ok(value.map(|value| Count::named(value, name)).transpose()?.map(|count| count.0))
 }
 
 /// A loaded model; immutable, shared by its sessions and safe to use from several threads.
@@ -137,8 +174,7 @@ impl PyModel {
         threads: Option<&Bound<'_, PyAny>>,
         device: &str,
     ) -> PyResult<Self> {
-        let n_ctx = n_ctx.map(|n| Count::named(n, "n_ctx")).transpose()?.map(|n| n.0);
-        let threads = threads.map(|n| Count::named(n, "threads")).transpose()?.map(|n| n.0);
+        let (n_ctx, threads) = (count(n_ctx, "n_ctx")?, count(threads, "threads")?);
         let options = Options { n_ctx, threads, device };
         interruptible(py, |poll| {
             let file = GgufFile::open(&path)?;
@@ -236,5 +272,5 @@ mod _specrs {
     #[pymodule_export]
     use super::text::{PyTextStream, PyTokenizer};
     #[pymodule_export]
-    use super::{ContextOverflow, GgufError, PyGgufFile, PyLease, PyModel, PyPattern, PySession, PySnapshot};
+    use super::{ContextOverflow, GgufError, PyGgufFile, PyLease, PyModel, PyPattern, PyPlan, PySession, PySnapshot};
 }

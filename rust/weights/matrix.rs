@@ -1,7 +1,7 @@
 //! A packed matrix in the arena that all of a model share.
 
 use crate::gguf::types::GgmlType;
-use crate::kernels::layout::{quant_bytes, scale_bytes, with_layout, Layout, Tile, Tiles, GROUP, TILE};
+use crate::kernels::layout::{groups, quant_bytes, scale_bytes, with_layout, Layout, Tile, Tiles, GROUP, TILE};
 use crate::kernels::scalar::{lane, row_weights, unpack_one};
 use half::{bf16, f16};
 use memmap2::Mmap;
@@ -19,10 +19,6 @@ pub struct Matrix {
     pub(super) arena: Arc<Mmap>,
     pub(super) quants: Range<usize>,
     pub(super) scales: Range<usize>,
-}
-
-pub(super) fn groups(columns: usize) -> usize {
-    columns.div_ceil(GROUP)
 }
 
 impl Matrix {

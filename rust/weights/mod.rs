@@ -1,7 +1,10 @@
-//! The weights of a model as the kernels stream them: [`load`] reads a file, [`pack`] lays a tensor out as tiles, [`bounds`]
-//! says how large the rows of a matrix are.
+//! The weights of a model as the kernels stream them: [`load`] reads a file, [`pack`] shares it out among threads, [`tile`]
+//! makes bit planes and scales of the blocks that [`source`] takes apart, [`bounds`] says how large the rows of a matrix
+//! are.
 
 pub mod matrix;
-mod pack;
+mod source;
+mod tile;
 mod bounds;
+mod pack;
 pub mod load;

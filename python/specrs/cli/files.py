@@ -9,6 +9,7 @@ import typer
 
 import specrs
 
+from ..arguments import checked_positive
 from .display import readable_bytes, shortened
 from .options import Model, NCtx, Threads, given
 
@@ -42,9 +43,11 @@ def inspect(
         print(f"  {kind:<7}{len(sizes):>6}  {readable_bytes(sum(sizes)):>10}")
     if ignored := header.ignored_tensors():
         print(f"  not used: {shortened(ignored)}")
-    llm = specrs.Llama(file, **given(n_ctx=n_ctx, threads=threads))
-    cache = llm.cache_bytes_per_token * llm.n_ctx
+    for option, value in given(n_ctx=n_ctx, threads=threads).items():
+        checked_positive(option, value)
+    plan = header.plan(n_ctx=n_ctx, threads=threads)
+    cache = plan.cache_bytes_per_token * plan.n_ctx
     print("\nMemory")
-    print(f"  weights           {readable_bytes(llm.weight_bytes):>10}")
-    print(f"  KV cache, at most {readable_bytes(cache):>10}  ({llm.n_ctx:,} positions)")
-    print(f"\nKernels: {llm.kernels}, {llm.threads} threads")
+    print(f"  weights           {readable_bytes(plan.weight_bytes):>10}")
+    print(f"  KV cache, at most {readable_bytes(cache):>10}  ({plan.n_ctx:,} positions)")
+    print(f"\nKernels: {plan.kernels}, {plan.threads} threads")

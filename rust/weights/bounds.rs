@@ -189,7 +189,7 @@ mod tests {
                 let rows = Rows { count: 1, groups: GROUPS, interleaved: 1, values: &[], quantised: &quantised };
                 for kernels in Kernels::available() {
                     let mut out = [[0.0f32; TILE]];
-                    kernels.dot(&tiles, &rows, &mut out);
+                    kernels.matmul(&tiles, &rows, &mut out);
                     for (row, bound) in bounds.into_iter().enumerate() {
                         let share = f64::from(out[0][row].abs()) / (f64::from(bound) * norm);
                         assert!(share <= 1.0, "{kernels:?} {dtype:?} row {row}: {share}");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_has_no_bound() {
+    fn rows_with_nan_or_infinite_scales_have_no_bound() {
         let dtype = GgmlType::Q4_1;
         let [quants, mut scales] = bytes(dtype, &mut Random::new(7));
         for (r, value) in [(1, f16::NAN), (2, f16::INFINITY)] {

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from blocks import K_QUANTS, random_tensor, tensor_type
+from blocks import K_QUANTS, Random, random_tensor, tensor_type
 from tensors import EMBEDDING, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, Block
 from vocabulary import CHAT_TEMPLATE, Vocabulary, bpe, spm, vocabulary_of
 
@@ -34,6 +34,7 @@ class ModelSpec:
     n_ff: int | None = None
     n_vocab: int | None = None  # None: as many as there are tokens; more: padded with unused ones
     n_ctx: int = 512
+    rms_eps: float = 0.01  # large, so that it makes a difference
     rope_base: float = 10000.0
     rope_linear: float | None = None
     rope_freqs: tuple[float, ...] | None = None
@@ -109,7 +110,7 @@ def _write_config(writer: gguf.GGUFWriter, spec: ModelSpec, n_vocab: int) -> Non
     writer.add_feed_forward_length(spec.ff_width)
     writer.add_head_count(spec.n_head)
     writer.add_head_count_kv(spec.n_head_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_rms_eps(spec.rms_eps)
     writer.add_rope_freq_base(spec.rope_base)
     writer.add_rope_dimension_count(spec.head_width)
     writer.add_vocab_size(n_vocab)
@@ -140,7 +141,6 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
     Blocks add about as much to the residual stream as it held, and logits have a standard
     deviation of about three: the context decides the next token, through every part of the model.
     """
-    rng = np.random.default_rng(spec.seed)
     width, ff = spec.width, spec.ff_width
     q_rows, kv_rows = spec.n_head * spec.head_width, spec.n_head_kv * spec.head_width
     tensors: dict[str, tuple[npt.NDArray[Any], str]] = {}
@@ -151,12 +151,12 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
         spread = gain / np.sqrt(columns)
         key = (rows, columns, type_name)
         if not spec.shared or key not in drawn:
-            drawn[key] = random_tensor(rng, (rows, columns), spread, type_name)
+            drawn[key] = random_tensor(Random(spec.seed, name), (rows, columns), spread, type_name)
         tensors[name] = (drawn[key], type_name)
 
     def vector(name: str, length: int, middle: float, spread: float = 0.1) -> None:
-        values = rng.normal(middle, spread, length).astype(np.float32)
-        tensors[name] = (values, "F32")
+        values = middle + spread * Random(spec.seed, name).normal(length)
+        tensors[name] = (values.astype(np.float32), "F32")
 
     matrix(EMBEDDING, n_vocab, width, 3.0)
     for layer in range(spec.n_layer):

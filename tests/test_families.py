@@ -8,34 +8,59 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from reference import Reference
+from rounded import RoundedReference
 from specrs._specrs import GgufError, Model
-from test_logits import RMS_SLACK, SUMMATION_ERROR, TOKENS, check
+from test_logits import (
+    NOT_SHARED,
+    TOKENS,
+    candle_allowed,
+    check,
+    check_candle,
+    most_rows_error,
+    rms,
+)
 
 KERNELS = ["scalar", "avx2", "avxvnni", "avx512", "amx"]
 FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"architecture": "smollm3", "n_layer": 9, "tied": True, "rope_base": 5e6},
 }
-# What a fact must change when it is switched off, in errors that the engine may make.
+# Through 9 layers noise tips a few weights of attention in most rows. Such a weight is off by
+# 1 / 4096: times 16 values of 1, and through weights of 2 / sqrt(64), it moves a residual stream of
+# 3 by 2.4e-4 and logits of 3 by as much, or less in later layers. Four of them:
+MOST_ROWS_ERROR = 5e-4
+FACTS = [("smollm3", "no_rope_period")]
+# What a fact must change when it is switched off, in errors that an engine may make.
 COUNTS = 10
 
 
-def rms(values: npt.NDArray[np.float32]) -> float:
-    return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
-
-
-@pytest.mark.parametrize(("family", "fact"), [("smollm3", "no_rope_period")])
-def test_every_fact_counts(tiny: Callable[..., Path], family: str, fact: str) -> None:
-    path = tiny(**FAMILIES[family])
-    oracle = Reference(path)
-    exact = oracle.logits(TOKENS)
-    rounding = Reference(path, rounded=True).logits(TOKENS) - exact
+def without(oracle: Reference, fact: str) -> Reference:
     oracle.family = replace(oracle.family, **{fact: None})
-    allowed = RMS_SLACK * rms(rounding) + SUMMATION_ERROR
-    assert rms(oracle.logits(TOKENS) - exact) > COUNTS * allowed
+    return oracle
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
+@pytest.mark.parametrize(("family", "fact"), FACTS)
+def test_every_fact_counts(tiny: Callable[..., Path], family: str, fact: str, quant: str) -> None:
+    path = tiny(quant=quant, **FAMILIES[family])
+    wrong = without(RoundedReference(path, np.float64), fact)
+    error = most_rows_error(RoundedReference(path, np.float64), wrong.logits)
+    assert error > COUNTS * MOST_ROWS_ERROR
+
+
+@pytest.mark.parametrize(("family", "fact"), FACTS)
+def test_every_fact_counts_in_long_sequences(
+    tiny: Callable[..., Path], family: str, fact: str
+) -> None:
+    path = tiny(**FAMILIES[family])
+    exact, rounded = (
+        oracle(path, np.float64).logits(TOKENS) for oracle in (Reference, RoundedReference)
+    )
+    wrong = without(Reference(path, np.float64), fact).logits(TOKENS)
+    assert rms(wrong - exact) > COUNTS * NOT_SHARED * rms(rounded - exact)
+    assert rms(wrong - exact) > COUNTS * candle_allowed(path, exact)
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
@@ -58,15 +83,13 @@ def test_every_kernel_set_agrees_with_the_oracle(
             raise
         pytest.skip(str(error))
     assert model.kernels.startswith(kernels)
-    check(path, model.session().forward_all_positions(TOKENS), TOKENS)
+    check(path, model, MOST_ROWS_ERROR)
 
 
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_candle_agrees_with_the_oracle(tiny: Callable[..., Path], family: str) -> None:
-    path = tiny(**FAMILIES[family])
-    session = Model(path, device="candle-cpu").session()
-    pieces = [session.forward_all_positions(part) for part in (TOKENS[:20], TOKENS[20:])]
-    check(path, np.concatenate(pieces), TOKENS)
+def test_candle_agrees_with_the_oracle(tiny: Callable[..., Path], family: str, quant: str) -> None:
+    check_candle(tiny(quant=quant, **FAMILIES[family]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

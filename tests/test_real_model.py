@@ -22,8 +22,9 @@ DATA = Path(__file__).parent / "data"
 
 # What llama.cpp's own rounding costs on the same tokens (mean, nats); specrs must not be worse.
 MAX_MEAN_KL = 0.0035
-# Rounding as the engine does, the oracle itself comes to a mean of 0.0033 and 0.041 at worst.
-MAX_KL = 0.1
+# Rounding as the engine does, the oracle itself comes to a mean of 0.0025 and 0.022 at worst; the
+# worst of 512 rows may be another one.
+MAX_KL = 0.06
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,9 @@ const TYPES: [GgmlDType; 13] = [
     GgmlDType::Q6K,
 ];
 
+/// How many times the bound a wrong fact makes at least.
+const FAR: f64 = 10.0;
+
 fn is_float(dtype: GgmlDType) -> bool {
     matches!(dtype, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16)
 }
@@ -75,10 +78,21 @@ fn quantisation_noise(shape: &Shape) -> f64 {
     (2.0 * squares).sqrt() / 127.0 / 12f64.sqrt()
 }
 
-/// Difference that a cache in f16 makes, relative to the logits: values and keys are off by up to 2^-11 of themselves,
-/// and an error of a key changes a weight by as much times the score, of normal size with 5 as its limit.
-fn half_noise(shape: &Shape) -> f64 {
-    6.0 * shape.n_layer as f64 * 2f64.powi(-11)
+/// Difference that the CPU engine's fixed point makes, relative to the logits; candle attends in f32.
+///
+/// A number is off by `1 / sqrt(12)` of a step, and a step is the largest number that has the scale over the largest
+/// quant. Products of queries and keys over a head fit 31 bits, a value has 8,191 for its largest quant, a weight
+/// 4,096; the largest of a head is [`PEAK`] times the root mean square. Scores are of normal size, so an error of a
+/// query or key changes a weight by as much. Of the 64 weights of a page, the largest is `exp(2.4)`, and `exp(1)` the
+/// root mean square, which makes the errors of all `exp(1.4)` times that of one. What attention adds to the residual
+/// is no larger than what that holds.
+fn fixed_noise(shape: &Shape) -> f64 {
+    const PEAK: f64 = 3.0;
+    let rounding = |most: f64, largest: f64| most / largest / 12f64.sqrt();
+    let key = rounding(PEAK, (2f64.powi(31) / shape.head_dim as f64).sqrt());
+    let value = rounding(PEAK, 8191.0);
+    let weight = rounding(1.4f64.exp(), 4096.0);
+    (shape.n_layer as f64 * (2.0 * key.powi(2) + value.powi(2) + weight.powi(2))).sqrt()
 }
 
 /// Noise between two ways to run the candle engine.
@@ -86,14 +100,19 @@ fn self_noise(shape: &Shape, dtype: GgmlDType, positions: usize) -> f64 {
     float_noise(shape, positions) + if is_float(dtype) { 0.0 } else { quantisation_noise(shape) }
 }
 
-/// Checks every row of `n_vocab` values: the difference's root mean square against that of the wanted values.
+/// The difference's root mean square against that of the wanted values.
+fn relative(found: &[f32], wanted: &[f32]) -> f64 {
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let difference = square(&mut found.iter().zip(wanted).map(|(a, b)| a - b));
+    (difference / square(&mut wanted.iter().copied())).sqrt()
+}
+
+/// Checks every row of `n_vocab` values.
 #[track_caller]
 fn assert_close(found: &[f32], wanted: &[f32], n_vocab: usize, bound: f64, what: &str) {
-    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
     assert_eq!(found.len(), wanted.len(), "{what}");
     for (row, (found, wanted)) in found.chunks_exact(n_vocab).zip(wanted.chunks_exact(n_vocab)).enumerate() {
-        let difference = square(&mut found.iter().zip(wanted).map(|(a, b)| a - b));
-        let relative = (difference / square(&mut wanted.iter().copied())).sqrt();
+        let relative = relative(found, wanted);
         assert!(
             relative <= bound,
             "{what}, row {row}: off by {relative:.2e} of the logits, at most {bound:.2e} expected"
@@ -160,7 +179,7 @@ fn the_cpu_engine_agrees() {
         let tokens = tokens(SMALL.n_vocab, 70);
         let wanted = fresh(&load(&made), &tokens);
         let rounding = if is_float(dtype) { 0.0 } else { quantisation_noise(&SMALL) };
-        let bound = rounding + half_noise(&SMALL) + float_noise(&SMALL, tokens.len());
+        let bound = rounding + fixed_noise(&SMALL) + float_noise(&SMALL, tokens.len());
         for kernels in Kernels::available() {
             let found = cpu(&open(&made), kernels, &tokens, tokens.len());
             let what = format!("{dtype:?}, {}", kernels.name());
@@ -183,11 +202,33 @@ fn rotary_variants_agree_with_the_cpu_engine() {
         let made = make(&SMALL, GgmlDType::F32, extra, factors);
         let found = fresh(&load(&made), &tokens);
         let wanted = cpu(&open(&made), Kernels::available()[0], &tokens, tokens.len());
-        let bound = half_noise(&SMALL) + float_noise(&SMALL, tokens.len());
+        let bound = fixed_noise(&SMALL) + float_noise(&SMALL, tokens.len());
         assert_close(&found, &wanted, SMALL.n_vocab, bound, name);
-        let last = (tokens.len() - 1) * SMALL.n_vocab;
-        let change: f32 = found[last..].iter().zip(&plain[last..]).map(|(a, b)| (a - b).abs()).sum();
-        assert!(change > 0.1 * SMALL.n_vocab as f32, "{name} makes a difference, not {change}");
+        let change = relative(&found, &plain);
+        assert!(change > FAR * bound, "{name} makes a difference, not {change:.2e}");
+    }
+}
+
+#[test]
+fn wrong_facts_are_far_outside() {
+    let tokens = tokens(SMALL.n_vocab, 70);
+    let wanted = fresh(&load(&make(&SMALL, GgmlDType::F32, &[], None)), &tokens);
+    let bound = fixed_noise(&SMALL) + float_noise(&SMALL, tokens.len());
+    let linear = |factor| {
+        vec![
+            ("llama.rope.scaling.type", Value::String("linear".into())),
+            ("llama.rope.scaling.factor", Value::F32(factor)),
+        ]
+    };
+    for (name, wrong) in [
+        ("the usual epsilon", vec![("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5))]),
+        ("another base", vec![("llama.rope.freq_base", Value::F32(11_000.0))]),
+        ("positions 1 % off", linear(1.01)),
+        ("hardly a rotation", linear(1e6)),
+    ] {
+        let found = cpu(&open(&make(&SMALL, GgmlDType::F32, &wrong, None)), Kernels::available()[0], &tokens, 70);
+        let relative = relative(&found, &wanted);
+        assert!(relative > FAR * bound, "{name}: off by only {relative:.2e}, where {bound:.2e} are allowed");
     }
 }
 
@@ -350,6 +391,6 @@ fn contexts_may_be_longer_than_4096() {
     append(&model, &mut cache, &tokens[..4090], 0);
     let found = append(&model, &mut cache, &tokens[4090..], 110);
     let wanted = cpu(&open(&made), Kernels::available()[0], &tokens, 110);
-    let bound = half_noise(&shape) + float_noise(&shape, tokens.len());
+    let bound = fixed_noise(&shape) + float_noise(&shape, tokens.len());
     assert_close(&found, &wanted, shape.n_vocab, bound, "from 4,090 to 4,200");
 }

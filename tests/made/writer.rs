@@ -27,7 +27,7 @@ pub struct Shape {
 /// Positions of a model's context.
 const N_CTX: usize = 8192;
 /// Large, so that it makes a difference.
-const RMS_EPS: f32 = 0.01;
+const RMS_EPS: f32 = 0.1;
 
 impl Shape {
     /// As a file describes it, all blocks alike.

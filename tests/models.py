@@ -37,7 +37,7 @@ class ModelSpec:
     rms_eps: float = 0.01  # large, so that it makes a difference
     rope_base: float = 10000.0
     rope_linear: float | None = None
-    rope_freqs: tuple[float, ...] | None = None
+    rope_divisors: tuple[float, ...] | None = None
     tied: bool = False  # no output.weight: the embedding serves
     copied: bool = False  # output.weight is a copy of the embedding
     tokenizer: str | Path = "bpe"  # "bpe", "spm" or a GGUF file whose vocabulary is taken
@@ -175,8 +175,8 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
         tensors[OUTPUT] = tensors[EMBEDDING]
     elif not spec.tied:
         matrix(OUTPUT, n_vocab, width, 3.0)
-    if spec.rope_freqs is not None:
-        tensors[ROPE_DIVISORS] = (np.array(spec.rope_freqs, np.float32), "F32")
+    if spec.rope_divisors is not None:
+        tensors[ROPE_DIVISORS] = (np.array(spec.rope_divisors, np.float32), "F32")
     for name in spec.extra_tensors:
         vector(name, 32, 0.0)
     return tensors

@@ -22,8 +22,8 @@ from test_logits import (
     most_rows_error,
     rms,
 )
+from vectors import KERNEL_SETS
 
-KERNELS = ["scalar", "avx2", "avxvnni", "avx512", "amx"]
 FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"architecture": "smollm3", "n_layer": 9, "tied": True, "rope_base": 5e6},
 }
@@ -64,7 +64,7 @@ def test_every_fact_counts_in_long_sequences(
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kernel_set_agrees_with_the_oracle(
     tiny: Callable[..., Path],

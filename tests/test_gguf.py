@@ -81,7 +81,7 @@ def test_tied_output_is_the_embedding(tiny: Callable[..., Path]) -> None:
 
 
 def test_frequency_factors_of_one_change_nothing(tiny: Callable[..., Path]) -> None:
-    same(tiny(rope_freqs=(1.0,) * 8), tiny())
+    same(tiny(rope_divisors=(1.0,) * 8), tiny())
 
 
 def test_unknown_tensors_and_keys_are_ignored(tiny: Callable[..., Path]) -> None:

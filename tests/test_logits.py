@@ -234,7 +234,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "incomplete tile": {"n_ff": 72},
     "rope.freq_base": {"rope_base": 500000.0},
     "linear scaling": {"rope_linear": 4.0},
-    "rope_freqs": {"rope_freqs": (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0)},
+    "rope divisors": {"rope_divisors": (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0)},
     "tied": {"tied": True},
     "tied, quantised": {"tied": True, "quant": "Q8_0"},
     "mixed types": {
@@ -270,7 +270,7 @@ def test_positions_of_the_rotation(load: Load) -> None:
 
 
 def test_scaled_rotation_far_out(load: Load) -> None:
-    options = {"rope_freqs": (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0), "n_ctx": 2048}
+    options = {"rope_divisors": (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0), "n_ctx": 2048}
     path, model = load(**options)
     tokens = np.random.default_rng(1).integers(0, model.n_vocab, 1010).tolist()
     check_long(path, forward(model)(tokens), tokens)

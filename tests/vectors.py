@@ -28,6 +28,7 @@ import numpy.typing as npt
 from blocks import QUANT_TYPES, Random
 from models import write_model
 from specrs._specrs import Model
+from tensors import EMBEDDING, OUTPUT, Block
 
 FILE = Path(__file__).parent / "data" / "logits.json"
 KERNEL_SETS = ("scalar", "avx2", "avxvnni", "avx512", "amx")
@@ -45,19 +46,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixed like Q4_K_M": {
         "quant": "Q4_K",
         "types": {
-            "blk.0.attn_v.weight": "Q6_K",
-            "blk.1.ffn_down.weight": "Q6_K",
-            "output.weight": "Q6_K",
+            Block(0).attn_v: "Q6_K",
+            Block(1).ffn_down: "Q6_K",
+            OUTPUT: "Q6_K",
         },
     },
     "three heads on one": {
         "quant": "Q4_0",
-        "types": {"token_embd.weight": "Q8_0"},
+        "types": {EMBEDDING: "Q8_0"},
         "tied": True,
         "n_embd": 96,
         "n_head": 3,
         "n_head_kv": 1,
-        "rope_freqs": tuple(1 + pair / 4 for pair in range(16)),
+        "rope_divisors": tuple(1 + pair / 4 for pair in range(16)),
     },
     "incomplete tiles": {
         "quant": "F16",

@@ -3,7 +3,7 @@
 use crate::arch::config::Config;
 use crate::arch::description::Description;
 use crate::attention::cache::{CacheShape, KvCache};
-use crate::attention::patterns::Prompt;
+use crate::attention::patterns::PromptAttention;
 use crate::error::{room_for_logits, Error, Result};
 use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
@@ -46,7 +46,7 @@ pub struct Input<'a> {
     /// How many of the last positions need logits.
     pub logits: usize,
     /// What the tokens attend to; `None` is everything.
-    pub prompt: Option<Prompt>,
+    pub prompt: Option<PromptAttention>,
 }
 
 /// The layout of the caches of a model.

@@ -3,7 +3,7 @@
 use crate::arch::config::Config;
 use crate::arch::description::Description;
 use crate::attention::cache::KvCache;
-use crate::attention::patterns::{Pattern, Prompt};
+use crate::attention::patterns::{Pattern, PromptAttention};
 use crate::candle::cache::CandleCache;
 use crate::candle::decoder::{self, CandleModel};
 use crate::candle::weights::check_device;
@@ -153,7 +153,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Argument`] if not.
-    pub fn check_prompt(&self, prompt: &Prompt) -> Result<()> {
+    pub fn check_prompt(&self, prompt: &PromptAttention) -> Result<()> {
         self.check_pattern(&prompt.pattern)?;
         match self {
             Self::Candle(_) if prompt.counts.is_some() => Err(Error::Argument(
@@ -177,7 +177,7 @@ impl Engine {
         cache: &mut Cache,
         tokens: &[u32],
         logits: usize,
-        prompt: Option<Prompt>,
+        prompt: Option<PromptAttention>,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
         match (self, cache) {

@@ -1,6 +1,6 @@
 //! Sessions: the mutable state of one sequence over a shared, immutable model.
 
-use crate::attention::patterns::Prompt;
+use crate::attention::patterns::PromptAttention;
 use crate::engine::Cache;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -115,7 +115,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         logits: usize,
-        prompt: Option<&Prompt>,
+        prompt: Option<&PromptAttention>,
         progress: &mut dyn FnMut(usize) -> bool,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
@@ -144,7 +144,7 @@ impl Session {
                 return Err(error);
             }
         }
-        if let Some(Prompt { pattern, end, .. }) = prompt {
+        if let Some(PromptAttention { pattern, end, .. }) = prompt {
             let sparse = start.max(pattern.dense_below())..self.tokens.len().min(pattern.tail_starts(*end)[1]);
             self.add_span(sparse, &pattern.to_string());
         }

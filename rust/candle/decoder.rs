@@ -14,7 +14,7 @@ use crate::arch::config::Config;
 use crate::arch::description::Description;
 use crate::arch::rope::RopeTable;
 use crate::attention::cache::{CacheShape, PAGE};
-use crate::attention::patterns::{Pattern, Prompt};
+use crate::attention::patterns::{Pattern, PromptAttention};
 use crate::candle::cache::{device_error, CandleCache};
 use crate::candle::weights::{open_device, Layer, Weights};
 use crate::error::{room_for_logits, Error, Result};
@@ -43,7 +43,7 @@ pub struct Input<'a> {
     /// How many of the last positions need logits.
     pub logits: usize,
     /// What the tokens attend to; `None` is everything. No dynamic pattern.
-    pub prompt: Option<Prompt>,
+    pub prompt: Option<PromptAttention>,
 }
 
 /// What all layers of a pass share.
@@ -164,7 +164,7 @@ impl CandleModel {
         cache: &mut CandleCache,
         tokens: &[u32],
         start: usize,
-        prompt: Option<&Prompt>,
+        prompt: Option<&PromptAttention>,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Tensor> {
         let failed = |source| device_error(&self.device, &source);
@@ -181,7 +181,7 @@ impl CandleModel {
         Ok(x)
     }
 
-    fn plan(&self, start: usize, rows: usize, prompt: Option<&Prompt>) -> candle_core::Result<Pass> {
+    fn plan(&self, start: usize, rows: usize, prompt: Option<&PromptAttention>) -> candle_core::Result<Pass> {
         let angles = self.config.ropes.iter().map(|rope| self.angles(rope, start, rows));
         let rules = |layer| -> Vec<Option<&Pattern>> {
             let rule = |row: usize| prompt?.rule(self.config.n_layer, layer, (start + row) / PAGE);

@@ -1,7 +1,7 @@
 //! What a pass is asked and what it answers.
 
 use crate::attention::cache::Page;
-use crate::attention::patterns::Prompt;
+use crate::attention::patterns::PromptAttention;
 use std::sync::Arc;
 
 /// A token to be processed.
@@ -31,7 +31,7 @@ pub struct Task {
     /// Pages of every sequence.
     pub sequences: Vec<Vec<Arc<Page>>>,
     /// What the rows of each attend to; `None` is everything.
-    pub prompts: Vec<Option<Prompt>>,
+    pub prompts: Vec<Option<PromptAttention>>,
     /// The rows of which an outcome is wanted.
     pub wanted: Vec<usize>,
     /// Whether that is only the most likely token.

@@ -2,7 +2,7 @@
 
 use super::convert::{shown, Count};
 use crate::attention::cache::PAGE;
-use crate::attention::patterns::{Counts, Layers, Pattern, Prompt};
+use crate::attention::patterns::{Counts, Layers, Pattern, PromptAttention};
 use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -129,7 +129,7 @@ pub fn prompt(
     n_layer: usize,
     prompt_length: Option<Count>,
     kept: Option<&Bound<'_, PyArray3<u32>>>,
-) -> PyResult<Option<Prompt>> {
+) -> PyResult<Option<PromptAttention>> {
     let length = prompt_length.map_or(end, |length| length.0);
     if length < end {
         return Err(PyValueError::new_err(format!(
@@ -151,5 +151,5 @@ pub fn prompt(
         }
         _ => Err(PyValueError::new_err(format!("kept has shape {:?}; make it with kept_shape()", kept.shape()))),
     });
-    Ok(Some(Prompt { pattern, end: length, counts: counts.transpose()? }))
+    Ok(Some(PromptAttention { pattern, end: length, counts: counts.transpose()? }))
 }

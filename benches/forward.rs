@@ -10,7 +10,8 @@ mod random_model;
 use _specrs::arch::describe;
 use _specrs::arch::roles::Role;
 use _specrs::attention::cache::KvCache;
-use _specrs::cpu::{CpuModel, Input};
+use _specrs::cpu::CpuModel;
+use _specrs::forward::task::{Input, Wanted};
 use _specrs::gguf::file::{GgufFile, TensorInfo};
 use _specrs::kernels::table::Kernels;
 use _specrs::workers::threads;
@@ -86,7 +87,8 @@ fn engine(c: &mut Criterion, random: &Model, file: &GgufFile, threads: usize) ->
     let mut cache = KvCache::new(model.cache_shape());
     let mut forward = |past: usize, tokens: &[u32], logits: usize| {
         cache.truncate(past);
-        let input = Input { cache: &mut cache, tokens, logits, prompt: None };
+        let wanted = Wanted::Logits(logits);
+        let input = Input { sequence: &mut cache, tokens, wanted, attention: None };
         black_box(model.forward(&mut [input], &mut || false)).expect("nobody interrupts");
     };
     let mut times = Times::default();

@@ -3,12 +3,11 @@
 use crate::arch::config::Config;
 use crate::arch::description::Description;
 use crate::attention::cache::{CacheShape, KvCache};
-use crate::attention::patterns::Prompt;
-use crate::error::{room_for_logits, Error, Result};
+use crate::error::{Error, Result};
 use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
 use crate::forward::plan::Pass;
-use crate::forward::task::{Outcome, Row, Task};
+use crate::forward::task::{Choice, Input, Outcome, Row, Sequence, Task};
 use crate::identity::Identity;
 use crate::kernels::table::Kernels;
 use crate::weights::load::{weight_bytes, Weights};
@@ -35,18 +34,6 @@ pub struct Memory {
     pub weight_bytes: usize,
     /// Bytes of a cached position.
     pub cache_bytes_per_token: usize,
-}
-
-/// New tokens of one sequence.
-pub struct Input<'a> {
-    /// The sequence's cache; the tokens come after what it holds.
-    pub cache: &'a mut KvCache,
-    /// The tokens.
-    pub tokens: &'a [u32],
-    /// How many of the last positions need logits.
-    pub logits: usize,
-    /// What the tokens attend to; `None` is everything.
-    pub prompt: Option<Prompt>,
 }
 
 /// The layout of the caches of a model.
@@ -111,84 +98,52 @@ impl CpuModel {
         cache_shape(self.config())
     }
 
-    /// Appends the tokens of every input to its cache; all sequences share each pass over the weights.
-    ///
-    /// Returns the wanted logits, `[sum of logits][n_vocab]`, in the order of the inputs. `poll` is asked about once
-    /// a layer whether to stop.
+    /// Appends the tokens of every input to its cache; all sequences share each pass over the weights. Returns what is
+    /// wanted of each. `poll` is asked about once a layer whether to stop.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `poll` said so, [`Error::Memory`] if the logits do not fit; the caches are then as
-    /// before.
+    /// [`Error::Memory`] before any work if there is no room for what is wanted or for the tokens, [`Error::Interrupted`]
+    /// if `poll` said so; the caches are then as before.
     ///
     /// # Panics
     /// If a token is outside the vocabulary.
-    pub fn forward(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
-        let tokens: usize = inputs.iter().map(|input| input.tokens.len()).sum();
-        let mut logits = match tokens {
-            // The one pass has room of its own.
-            0..=MAX_ROWS => Vec::new(),
-            _ => room_for_logits(inputs.iter().map(|input| input.logits).sum(), self.config().n_vocab)?,
-        };
-        self.passes_over(inputs, false, poll, |outcome| match logits.capacity() {
-            0 => logits = outcome.logits,
-            _ => logits.extend(outcome.logits),
-        })?;
-        Ok(logits)
-    }
-
-    /// As [`CpuModel::forward`], but returns only the token with the highest of the logits, the first among equals;
-    /// `None` if none is above -inf. Faster, since most logits need not be computed in full.
-    pub fn choose(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<Option<u32>>> {
-        let mut tokens = Vec::new();
-        self.passes_over(inputs, true, poll, |outcome| tokens.extend(outcome.tokens))?;
-        Ok(tokens)
-    }
-
-    /// Runs the passes that `inputs` take.
-    fn passes_over(
-        &self,
-        inputs: &mut [Input<'_>],
-        choose: bool,
-        poll: &mut dyn FnMut() -> bool,
-        mut take: impl FnMut(Outcome),
-    ) -> Result<()> {
-        let mut rows = Vec::new();
-        let mut wanted = Vec::new();
-        let mut sequences = Vec::new();
-        let mut prompts = Vec::new();
-        for (sequence, input) in inputs.iter_mut().enumerate() {
-            input.cache.reserve(input.tokens.len())?;
-            sequences.push(input.cache.pages().to_vec());
-            prompts.push(input.prompt.clone());
-            for (i, &token) in input.tokens.iter().enumerate() {
-                rows.push(Row { token, sequence, position: input.cache.len() + i });
-                wanted.push(input.tokens.len() - i <= input.logits);
+    pub fn forward(&self, inputs: &mut [Input<'_, KvCache>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<Outcome>> {
+        let sequences = inputs.iter_mut().map(|input| Sequence::new(input, self.config().n_vocab));
+        let sequences = Arc::new(sequences.collect::<Result<Vec<_>>>()?);
+        let mut rows = Vec::with_capacity(inputs.iter().map(|input| input.tokens.len()).sum());
+        for (sequence, input) in inputs.iter().enumerate() {
+            let positions = input.sequence.len()..;
+            rows.extend(input.tokens.iter().zip(positions).map(|(&token, position)| Row { token, sequence, position }));
+        }
+        let mut choices = vec![Vec::new(); inputs.len()];
+        for rows in rows.chunks(MAX_ROWS) {
+            for Choice { sequence, token } in
+                self.pass(Task { rows: rows.to_vec(), sequences: sequences.clone() }, poll)?
+            {
+                choices[sequence].push(token);
             }
         }
-        for (rows, wanted) in rows.chunks(MAX_ROWS).zip(wanted.chunks(MAX_ROWS)) {
-            let wanted = (0..wanted.len()).filter(|&i| wanted[i]).collect();
-            let (sequences, prompts) = (sequences.clone(), prompts.clone());
-            take(self.pass(Task { rows: rows.to_vec(), sequences, prompts, wanted, choose }, poll)?);
-        }
         for input in inputs {
-            input.cache.commit(input.tokens.len());
+            input.sequence.commit(input.tokens.len());
         }
-        Ok(())
+        let sequences = Arc::into_inner(sequences).expect("a pass drops its task");
+        Ok(sequences.into_iter().zip(choices).map(|(sequence, choices)| sequence.into_outcome(choices)).collect())
     }
 
-    fn pass(&self, task: Task, poll: &mut dyn FnMut() -> bool) -> Result<Outcome> {
+    /// Runs a pass; its choices, in the order of their rows.
+    fn pass(&self, task: Task, poll: &mut dyn FnMut() -> bool) -> Result<Vec<Choice>> {
         let buffers = self.buffers(task.rows.len());
         let pass = Pass::new(self.decoder.clone(), buffers, task, self.threads);
         let pass = Arc::new(pass);
         let program = pass.clone();
         let workers = threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);
         let pass = Arc::into_inner(pass).expect("workers drop the program before a run ends");
-        let (outcome, buffers) = pass.finish();
+        let (choices, buffers) = pass.finish();
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
         let workers = workers.ok_or(Error::Interrupted)?;
         self.passes[0].fetch_add(1, Ordering::Relaxed);
         self.passes[1].fetch_add(u64::from(workers < self.threads), Ordering::Relaxed);
-        outcome.ok_or(Error::Interrupted)
+        choices.ok_or(Error::Interrupted)
     }
 
     /// Idle buffers with room for `rows` rows, or new ones; smaller ones are dropped.

@@ -3,15 +3,15 @@
 use crate::arch::config::Config;
 use crate::arch::description::Description;
 use crate::attention::cache::KvCache;
-use crate::attention::patterns::{Pattern, Prompt};
+use crate::attention::patterns::{Pattern, PromptAttention};
 use crate::candle::cache::CandleCache;
-use crate::candle::decoder::{self, CandleModel};
+use crate::candle::decoder::CandleModel;
 use crate::candle::weights::check_device;
-use crate::cpu::{self, CpuModel};
+use crate::cpu::CpuModel;
 use crate::error::{Error, Result};
+use crate::forward::task::{Input, Outcome};
 use crate::identity::Identity;
 use crate::kernels::table::Kernels;
-use crate::sampling::distribution::argmax;
 
 /// The devices a model can be loaded on.
 const DEVICES: [&str; 4] = ["cpu", "candle-cpu", "metal", "cuda"];
@@ -149,70 +149,55 @@ impl Engine {
         }
     }
 
-    /// Whether this engine can run `prompt`.
+    /// Whether this engine can run `attention`.
     ///
     /// # Errors
     /// [`Error::Argument`] if not.
-    pub fn check_prompt(&self, prompt: &Prompt) -> Result<()> {
-        self.check_pattern(&prompt.pattern)?;
+    pub fn check_attention(&self, attention: &PromptAttention) -> Result<()> {
+        self.check_pattern(&attention.pattern)?;
         match self {
-            Self::Candle(_) if prompt.counts.is_some() => Err(Error::Argument(
+            Self::Candle(_) if attention.counts.is_some() => Err(Error::Argument(
                 "what a pattern keeps is counted on device=\"cpu\" only; load the model there to compare".to_owned(),
             )),
             _ => Ok(()),
         }
     }
 
-    /// Appends `tokens` to `cache`; returns the logits after the last `logits` of them, `[logits][n_vocab]`.
-    ///
-    /// With a `prompt` the tokens attend to what its pattern keeps.
+    /// Appends the tokens of every input to its cache and returns what is wanted of each. On the CPU all inputs share each
+    /// pass over the weights, and every row has the bits that it has alone; candle takes one input after the other.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `poll` asked to stop; the cache is then as before.
+    /// [`Error::Memory`] before any work if there is no room for what is wanted or for the tokens,
+    /// [`Error::Interrupted`] if `poll` asked to stop; the caches are then as before.
     ///
     /// # Panics
-    /// If the cache is another engine's.
-    pub fn forward(
-        &self,
-        cache: &mut Cache,
-        tokens: &[u32],
-        logits: usize,
-        prompt: Option<Prompt>,
-        poll: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<f32>> {
-        match (self, cache) {
-            (Self::Cpu(model), Cache::Cpu(cache)) => {
-                model.forward(&mut [cpu::Input { cache, tokens, logits, prompt }], poll)
-            }
-            (Self::Candle(model), Cache::Candle(cache)) => {
-                model.forward(&mut [decoder::Input { cache, tokens, logits, prompt }], poll)
-            }
-            _ => unreachable!("a session's cache is made by its own engine"),
-        }
-    }
-
-    /// As [`Engine::forward`], but returns only the token with the highest of the logits, the first among equals;
-    /// `None` if none is above -inf.
-    pub fn choose(
-        &self,
-        cache: &mut Cache,
-        tokens: &[u32],
-        logits: usize,
-        poll: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<Option<u32>>> {
-        match (self, cache) {
-            (Self::Cpu(model), Cache::Cpu(cache)) => {
-                model.choose(&mut [cpu::Input { cache, tokens, logits, prompt: None }], poll)
-            }
-            (_, cache) => {
-                let logits = self.forward(cache, tokens, logits, None, poll)?;
-                Ok(logits.chunks_exact(self.config().n_vocab).map(argmax).collect())
+    /// If a cache is another engine's.
+    pub fn forward(&self, inputs: &mut [Input<'_, Cache>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<Outcome>> {
+        let inputs = inputs.iter_mut();
+        match self {
+            Self::Cpu(model) => model.forward(&mut inputs.map(|input| input.of(Cache::cpu)).collect::<Vec<_>>(), poll),
+            Self::Candle(model) => {
+                model.forward(&mut inputs.map(|input| input.of(Cache::candle)).collect::<Vec<_>>(), poll)
             }
         }
     }
 }
 
 impl Cache {
+    fn cpu(&mut self) -> &mut KvCache {
+        match self {
+            Self::Cpu(cache) => cache,
+            Self::Candle(_) => unreachable!("a session's cache is made by its own engine"),
+        }
+    }
+
+    fn candle(&mut self) -> &mut CandleCache {
+        match self {
+            Self::Candle(cache) => cache,
+            Self::Cpu(_) => unreachable!("a session's cache is made by its own engine"),
+        }
+    }
+
     /// Forgets the positions from `len` on.
     pub fn truncate(&mut self, len: usize) {
         match self {

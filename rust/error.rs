@@ -43,6 +43,14 @@ pub enum Error {
         /// What helps.
         way_out: &'static str,
     },
+    /// One of several inputs cannot be processed.
+    #[error("inputs[{index}]: {error}")]
+    Input {
+        /// Which one.
+        index: usize,
+        /// Why.
+        error: Box<Error>,
+    },
     /// An argument is out of its range.
     #[error("{0}")]
     Argument(String),
@@ -59,19 +67,18 @@ impl Error {
     pub fn io(path: &Path, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }
     }
+
+    /// This error, of the input at `index`.
+    pub fn at(self, index: usize) -> Self {
+        Self::Input { index, error: Box::new(self) }
+    }
 }
 
-/// An empty vector with room for the logits of `rows` positions.
-///
-/// # Errors
-/// [`Error::Memory`] if there is none.
-pub fn room_for_logits(rows: usize, n_vocab: usize) -> Result<Vec<f32>> {
-    let mut logits = Vec::new();
-    let memory = |_| Error::Memory {
+/// The error where there is no memory for so many logits.
+pub fn no_room_for_logits(count: usize) -> Error {
+    Error::Memory {
         what: "the logits",
-        bytes: rows.saturating_mul(n_vocab).saturating_mul(4),
+        bytes: count.saturating_mul(size_of::<f32>()),
         way_out: "ask for fewer positions at a time",
-    };
-    logits.try_reserve_exact(rows.saturating_mul(n_vocab)).map_err(memory)?;
-    Ok(logits)
+    }
 }

@@ -1,8 +1,9 @@
 //! Sessions: the mutable state of one sequence over a shared, immutable model.
 
-use crate::attention::patterns::Prompt;
+use crate::attention::patterns::PromptAttention;
 use crate::engine::Cache;
-use crate::error::{Error, Result};
+use crate::error::{no_room_for_logits, Error, Result};
+use crate::forward::task::{Input, Outcome, Wanted};
 use crate::model::Model;
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,13 +80,11 @@ impl Session {
     ///
     /// # Errors
     /// Before any work: [`Error::Argument`] if there are no tokens, `logits` is 0 or more than the tokens, or one is
-    /// outside the vocabulary; [`Error::ContextOverflow`] if they do not fit. [`Error::Interrupted`] if `poll` asked to
-    /// stop. The session is then as before.
+    /// outside the vocabulary; [`Error::ContextOverflow`] if they do not fit; [`Error::Memory`] if there is no room.
+    /// [`Error::Interrupted`] if `poll` asked to stop. The session is then as before.
     pub fn forward(&mut self, tokens: &[u32], logits: usize, poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
-        self.check(tokens, logits)?;
-        let logits = self.model.engine().forward(&mut self.cache, tokens, logits, None, poll)?;
-        self.tokens.extend_from_slice(tokens);
-        Ok(logits)
+        self.check(tokens, Wanted::Logits(logits), 1)?;
+        Ok(self.append(tokens, Wanted::Logits(logits), None, poll)?.logits())
     }
 
     /// As [`Session::forward`], but returns only the token with the highest of the logits, the first among equals;
@@ -96,17 +95,15 @@ impl Session {
     pub fn choose(
         &mut self,
         tokens: &[u32],
-        logits: usize,
+        positions: usize,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<Option<u32>>> {
-        self.check(tokens, logits)?;
-        let chosen = self.model.engine().choose(&mut self.cache, tokens, logits, poll)?;
-        self.tokens.extend_from_slice(tokens);
-        Ok(chosen)
+        self.check(tokens, Wanted::Choices(positions), 1)?;
+        Ok(self.append(tokens, Wanted::Choices(positions), None, poll)?.choices())
     }
 
     /// As [`Session::forward`], for a whole prompt: in pieces, between which `progress` is told how many tokens are
-    /// done and says whether to go on; and attending to what the pattern of `prompt` keeps.
+    /// done and says whether to go on; and attending to what the pattern of `attention` keeps.
     ///
     /// # Errors
     /// As of [`Session::forward`], [`Error::Interrupted`] also if `progress` wanted no more; [`Error::Argument`] if the
@@ -115,28 +112,23 @@ impl Session {
         &mut self,
         tokens: &[u32],
         logits: usize,
-        prompt: Option<&Prompt>,
+        attention: Option<&PromptAttention>,
         progress: &mut dyn FnMut(usize) -> bool,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
-        self.check(tokens, logits)?;
-        if let Some(prompt) = prompt {
-            self.model.engine().check_prompt(prompt)?;
-        }
-        let start = self.tokens.len();
-        let mut out = Vec::new();
+        self.check(tokens, Wanted::Logits(logits), 1)?;
+        attention.map_or(Ok(()), |attention| self.model.engine().check_attention(attention))?;
+        let (start, mut out) = (self.tokens.len(), Vec::new());
+        let count = logits.saturating_mul(self.model.config().n_vocab);
+        out.try_reserve_exact(count).map_err(|_| no_room_for_logits(count))?;
         for piece in tokens.chunks(PIECE) {
             let left = start + tokens.len() - self.tokens.len() - piece.len();
-            let wanted = logits.saturating_sub(left).min(piece.len());
-            let engine = self.model.engine();
-            let done = engine.forward(&mut self.cache, piece, wanted, prompt.cloned(), poll).and_then(|logits| {
-                out.extend(logits);
-                self.tokens.extend_from_slice(piece);
-                let go_on = progress(self.tokens.len() - start);
-                if go_on {
-                    Ok(())
-                } else {
-                    Err(Error::Interrupted)
+            let wanted = Wanted::Logits(logits.saturating_sub(left).min(piece.len()));
+            let done = self.append(piece, wanted, attention, poll).and_then(|outcome| {
+                out.extend(outcome.logits());
+                match progress(self.tokens.len() - start) {
+                    true => Ok(()),
+                    false => Err(Error::Interrupted),
                 }
             });
             if let Err(error) = done {
@@ -144,21 +136,56 @@ impl Session {
                 return Err(error);
             }
         }
-        if let Some(Prompt { pattern, end, .. }) = prompt {
-            let sparse = start.max(pattern.dense_below())..self.tokens.len().min(pattern.tail_starts(*end)[1]);
-            self.add_span(sparse, &pattern.to_string());
-        }
         Ok(out)
     }
 
-    fn check(&self, tokens: &[u32], logits: usize) -> Result<()> {
+    /// Appends what was checked.
+    fn append(
+        &mut self,
+        tokens: &[u32],
+        wanted: Wanted,
+        attention: Option<&PromptAttention>,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Outcome> {
+        let model = self.model.clone();
+        let mut outcomes = append(&model, &mut [Input { sequence: self, tokens, wanted, attention }], poll)?;
+        Ok(outcomes.pop().expect("one outcome for one input"))
+    }
+
+    /// Appends the tokens of every input to its session; on the CPU all share each pass over the weights, and every row
+    /// has the bits that it has alone. Returns what is wanted of each, which may be nothing.
+    ///
+    /// # Errors
+    /// Before any work [`Error::Input`] with what [`Session::forward`] refuses, a pattern that the device cannot run, or a
+    /// session of another model than the first one's; [`Error::Memory`] if there is no room. [`Error::Interrupted`] if
+    /// `poll` asked to stop. The sessions are then as before.
+    pub fn forward_many(inputs: &mut [Input<'_, Self>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<Outcome>> {
+        let Some(first) = inputs.first() else { return Ok(Vec::new()) };
+        let model = first.sequence.model.clone();
+        for (index, Input { sequence: session, tokens, wanted, attention }) in inputs.iter().enumerate() {
+            if !Arc::ptr_eq(&session.model, &model) {
+                let message = "the session is of another model than that of inputs[0]; call once for each model";
+                return Err(Error::Argument(message.to_owned()).at(index));
+            }
+            let pattern = attention.map_or(Ok(()), |attention| model.engine().check_attention(attention));
+            pattern.and_then(|()| session.check(tokens, *wanted, 0)).map_err(|error| error.at(index))?;
+        }
+        append(&model, inputs, poll)
+    }
+
+    /// Whether at least `least` positions are wanted, and all can be computed.
+    fn check(&self, tokens: &[u32], wanted: Wanted, least: usize) -> Result<()> {
         let n_vocab = self.model.config().n_vocab;
         if tokens.is_empty() {
             return Err(Error::Argument("there are no tokens to process; at least one is needed".to_owned()));
         }
-        if !(1..=tokens.len()).contains(&logits) {
+        if !(least..=tokens.len()).contains(&wanted.positions()) {
+            let (what, positions) = match wanted {
+                Wanted::Choices(positions) => ("choices", positions),
+                Wanted::Logits(positions) => ("logits", positions),
+            };
             return Err(Error::Argument(format!(
-                "logits of the last {logits} positions are wanted; with {} tokens 1 to {0} are possible",
+                "{what} of the last {positions} positions are wanted; with {} tokens {least} to {0} are possible",
                 tokens.len()
             )));
         }
@@ -173,6 +200,16 @@ impl Session {
             return Err(self.model.overflow(needed));
         }
         Ok(())
+    }
+
+    /// Counts as appended what the cache holds already.
+    fn extend(&mut self, tokens: &[u32], attention: Option<&PromptAttention>) {
+        let start = self.tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        if let Some(PromptAttention { pattern, end, .. }) = attention {
+            let sparse = start.max(pattern.dense_below())..self.tokens.len().min(pattern.tail_starts(*end)[1]);
+            self.add_span(sparse, &pattern.to_string());
+        }
     }
 
     fn add_span(&mut self, positions: Range<usize>, pattern: &str) {
@@ -248,4 +285,14 @@ impl Session {
         let Snapshot { model, cache, tokens, spans } = self.snapshot();
         Self { model, cache, tokens, spans }
     }
+}
+
+/// Appends inputs that were checked to sessions of `model`.
+fn append(model: &Model, inputs: &mut [Input<'_, Session>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<Outcome>> {
+    let mut of_caches: Vec<_> = inputs.iter_mut().map(|input| input.of(|session| &mut session.cache)).collect();
+    let outcomes = model.engine().forward(&mut of_caches, poll)?;
+    for Input { sequence: session, tokens, attention, .. } in inputs {
+        session.extend(tokens, *attention);
+    }
+    Ok(outcomes)
 }

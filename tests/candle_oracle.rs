@@ -5,9 +5,10 @@ mod made;
 use _specrs::arch::describe;
 use _specrs::attention::cache::KvCache;
 use _specrs::candle::cache::CandleCache;
-use _specrs::candle::decoder::{CandleModel, Input};
-use _specrs::cpu::{self, CpuModel};
+use _specrs::candle::decoder::CandleModel;
+use _specrs::cpu::CpuModel;
 use _specrs::error::Error;
+use _specrs::forward::task::{Input, Outcome, Wanted};
 use _specrs::gguf::file::GgufFile;
 use _specrs::kernels::table::Kernels;
 use candle_core::quantized::gguf_file::{Content, Value};
@@ -130,7 +131,8 @@ fn load(made: &Made) -> CandleModel {
 
 /// Appends `tokens` in one call; logits of the last `logits` of them.
 fn append(model: &CandleModel, cache: &mut CandleCache, tokens: &[u32], logits: usize) -> Vec<f32> {
-    model.forward(&mut [Input { cache, tokens, logits, prompt: None }], &mut || false).unwrap()
+    let input = Input { sequence: cache, tokens, wanted: Wanted::Logits(logits), attention: None };
+    model.forward(&mut [input], &mut || false).unwrap().remove(0).logits()
 }
 
 /// Logits of all tokens in one call on an empty cache.
@@ -142,7 +144,8 @@ fn fresh(model: &CandleModel, tokens: &[u32]) -> Vec<f32> {
 fn cpu(file: &GgufFile, kernels: Kernels, tokens: &[u32], logits: usize) -> Vec<f32> {
     let model = CpuModel::load(describe(file).unwrap(), kernels, 2, &mut || false).unwrap();
     let mut cache = KvCache::new(model.cache_shape());
-    model.forward(&mut [cpu::Input { cache: &mut cache, tokens, logits, prompt: None }], &mut || false).unwrap()
+    let input = Input { sequence: &mut cache, tokens, wanted: Wanted::Logits(logits), attention: None };
+    model.forward(&mut [input], &mut || false).unwrap().remove(0).logits()
 }
 
 #[test]
@@ -278,15 +281,16 @@ fn sequences_in_one_call_do_not_mix() {
     append(&model, &mut second, &tokens[10..20], 0);
     let found = model.forward(
         &mut [
-            Input { cache: &mut first, tokens: &tokens[..10], logits: 2, prompt: None },
-            Input { cache: &mut empty, tokens: &[], logits: 1, prompt: None },
-            Input { cache: &mut second, tokens: &tokens[20..], logits: 3, prompt: None },
+            Input { sequence: &mut first, tokens: &tokens[..10], wanted: Wanted::Logits(2), attention: None },
+            Input { sequence: &mut empty, tokens: &[], wanted: Wanted::Logits(1), attention: None },
+            Input { sequence: &mut second, tokens: &tokens[20..], wanted: Wanted::Logits(3), attention: None },
         ],
         &mut || false,
     );
     let (alone, other) = (fresh(&model, &tokens[..10]), fresh(&model, &tokens[10..]));
     let wanted = [&alone[8 * SMALL.n_vocab..], &other[17 * SMALL.n_vocab..]].concat();
-    assert_close(&found.unwrap(), &wanted, SMALL.n_vocab, float_noise(&SMALL, 20), "both");
+    let found: Vec<f32> = found.unwrap().into_iter().flat_map(Outcome::logits).collect();
+    assert_close(&found, &wanted, SMALL.n_vocab, float_noise(&SMALL, 20), "both");
     assert_eq!((first.len(), empty.len(), second.len()), (10, 0, 20));
 }
 
@@ -345,13 +349,13 @@ fn a_failed_forward_changes_nothing() {
             asked > calls
         };
         let mut inputs = [
-            Input { cache: &mut cache, tokens: &tokens[20..], logits: 1, prompt: None },
-            Input { cache: &mut other, tokens: &tokens[..10], logits: 1, prompt: None },
+            Input { sequence: &mut cache, tokens: &tokens[20..], wanted: Wanted::Logits(1), attention: None },
+            Input { sequence: &mut other, tokens: &tokens[..10], wanted: Wanted::Logits(1), attention: None },
         ];
         assert!(matches!(model.forward(&mut inputs, &mut poll), Err(Error::Interrupted)));
         assert_eq!((cache.len(), other.len()), (20, 0));
     }
-    let mut inputs = [Input { cache: &mut cache, tokens: &[1, 96], logits: 1, prompt: None }];
+    let mut inputs = [Input { sequence: &mut cache, tokens: &[1, 96], wanted: Wanted::Logits(1), attention: None }];
     let error = model.forward(&mut inputs, &mut || false).unwrap_err();
     assert_eq!(error.to_string(), "token 96 is outside the vocabulary of 96 tokens");
     let found = append(&model, &mut cache, &tokens[20..30], 10);

@@ -155,6 +155,24 @@ class Model:
         session.forward(json.loads(Path(path).read_text()))
         return session
 
+    def forward_many(self, inputs: Any, *, choose: bool | Sequence[bool] = False) -> list[Any]:
+        """Evaluate forks, so that a failure changes no session."""
+        inputs = list(inputs)
+        each = [choose] * len(inputs) if isinstance(choose, bool) else choose
+        results, done = [], []
+        for (session, tokens, positions), chooses in zip(inputs, each, strict=True):
+            session, holder = session.parts() if isinstance(session, Lease) else (session, 0)
+            session._check(holder)
+            fork = session.fork()
+            rows = fork.forward_last(tokens, max(positions, 1))[:positions]
+            results.append(rows.argmax(axis=1).tolist() if chooses else rows)
+            done.append((session, fork))
+        for session, fork in done:
+            session._ids = fork._ids
+            session.rows += fork.rows
+        self.forwards -= max(len(inputs) - 1, 0)  # they are one
+        return results
+
     def row(self, history: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits [n_vocab] after `history`."""
         key = [self.seed, *(token + 1 for token in history[-self.order :])]
@@ -297,6 +315,9 @@ class Lease:
         self.choose_last = partial(session.choose_last, holder=self._number)
         self.prefill = partial(session.prefill, holder=self._number)
         self.truncate = partial(session.truncate, holder=self._number)
+
+    def parts(self) -> tuple[Session, int]:
+        return self._session, self._number
 
     def release(self) -> None:
         with self._session._lock:

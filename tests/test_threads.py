@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from bits import assert_same_bits, cold, in_pieces, random_ids
+from specrs import attention
 from specrs._specrs import ContextOverflow, Model
 
 # Ctrl-C is heard within 100 ms,
@@ -221,6 +222,36 @@ def test_calls_on_one_session_wait_for_each_other(tiny: Callable[..., Path], thr
     tokens = session.tokens
     assert sorted(tokens[start : start + 10] for start in range(0, 400, 10)) == sorted(pieces)
     assert_same_bits(session.forward([5]), cold(model, [*tokens, 5])[-1])
+
+
+class Interposing:
+    """An attention pattern that lets another thread use a session while it is looked at."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    @property
+    def native(self) -> object:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self.call).result()
+        return attention.SinkWindow().native
+
+
+def test_a_prefill_checks_what_it_works_on(tiny: Callable[..., Path], threads: int) -> None:
+    """What another thread appends to the session counts: as much as if it had come first."""
+    model = Model(tiny(quant="Q4_0"), threads=threads)
+    session = model.session()
+    prompt, earlier = random_ids(model, 40), random_ids(model, 90, seed=1)
+    kept = np.zeros(session.kept_shape(40), np.uint32)
+    with pytest.raises(ValueError, match="kept has shape"):
+        session.prefill(prompt, attention=Interposing(lambda: session.forward(earlier)), kept=kept)
+    assert session.tokens == earlier
+    assert not kept.any()
+    with pytest.raises(ValueError, match="prompt_length=150 is less than the 170"):
+        session.prefill(
+            prompt, attention=Interposing(lambda: session.forward(prompt)), prompt_length=150
+        )
+    assert session.tokens == earlier + prompt
 
 
 FORKING = """

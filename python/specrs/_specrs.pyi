@@ -1,8 +1,8 @@
 """The Rust engine: model files, logits, sessions and tokenising."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from typing import Any, Literal, final
+from typing import Any, Literal, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +113,39 @@ class Model:
     def session(self) -> Session: ...
     def load_session(self, path: str | PathLike[str]) -> Session:
         """Read a session written by `Session.save`; ValueError if it is damaged or of another model."""
+    @overload
+    def forward_many(
+        self,
+        inputs: Iterable[tuple[Session | Lease, TokenIds, int]],
+        *,
+        choose: Literal[False] = ...,
+    ) -> list[npt.NDArray[np.float32]]: ...
+    @overload
+    def forward_many(
+        self, inputs: Iterable[tuple[Session | Lease, TokenIds, int]], *, choose: Literal[True]
+    ) -> list[list[int | None]]: ...
+    @overload
+    def forward_many(
+        self,
+        inputs: Iterable[tuple[Session | Lease, TokenIds, int]],
+        *,
+        choose: bool | Sequence[bool] = ...,
+    ) -> list[npt.NDArray[np.float32] | list[int | None]]:
+        """Append tokens to several sessions, which share each pass over the weights.
+
+        On device "cpu" every row has the bits that it has in a call of its own; candle takes one
+        session after the other. A call that fails leaves all sessions as they were.
+
+        Args:
+            inputs: `(session, tokens, positions)` of each: after how many of the last tokens something
+                is wanted, which may be 0. The sessions are different ones, of this model; one that
+                another thread uses is waited for.
+            choose: Whether the most likely tokens are wanted, as of `Session.choose_last`, or logits,
+                as of `Session.forward_last`; for all inputs, or one value for each.
+
+        Returns, in the order of the inputs, logits [positions, n_vocab] or a list of ids. Errors name
+        the input at fault.
+        """
 
 @final
 class Pattern:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from ._specrs import Model, Session, Tokenizer
 from .arguments import (
@@ -37,7 +37,14 @@ from .speculation.length import LengthPolicy
 from .text import TextWriter
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from typing_extensions import Unpack
+
+    from ._specrs import Lease
+
+    # Session, token ids, and after how many of the last something is wanted.
+    Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
 
 
 class Options(TypedDict, total=False):
@@ -141,6 +148,41 @@ class Llama:
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """Read what `Session.save` wrote; ValueError if damaged or of another model."""
         return self._model.load_session(path)
+
+    @overload
+    def forward_many(
+        self, inputs: Iterable[Input], *, choose: Literal[False] = False
+    ) -> list[npt.NDArray[np.float32]]: ...
+
+    @overload
+    def forward_many(
+        self, inputs: Iterable[Input], *, choose: Literal[True]
+    ) -> list[list[int | None]]: ...
+
+    @overload
+    def forward_many(
+        self, inputs: Iterable[Input], *, choose: bool | Sequence[bool]
+    ) -> list[npt.NDArray[np.float32] | list[int | None]]: ...
+
+    def forward_many(
+        self, inputs: Iterable[Input], *, choose: bool | Sequence[bool] = False
+    ) -> Sequence[npt.NDArray[np.float32] | list[int | None]]:
+        """Append tokens to several sessions, which share each pass over the weights.
+
+        Several sessions cost little more than one. On device "cpu" every row has the bits that it
+        has in a call of its own; candle takes one session after the other. A call that fails leaves
+        all sessions as they were.
+
+        Args:
+            inputs: `(session, tokens, positions)` of each: after how many of the last tokens
+                something is wanted, which may be 0. The sessions are different ones, of this model.
+            choose: Whether the most likely tokens are wanted, or logits; for all inputs, or one
+                value for each.
+
+        Returns, in the order of the inputs, float32 [positions, n_vocab] or a list of ids (None
+        where no logit is above -inf). Raises what `Session.forward_last` does, naming the input.
+        """
+        return self._model.forward_many(inputs, choose=choose)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """Generate and return everything at once; arguments and errors as for `stream`."""

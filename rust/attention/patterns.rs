@@ -116,7 +116,7 @@ impl fmt::Display for Layers {
 
 /// How the tokens of a prompt attend.
 #[derive(Clone)]
-pub struct Prompt {
+pub struct PromptAttention {
     /// What to keep.
     pub pattern: Arc<Pattern>,
     /// Positions when the prompt is complete.
@@ -152,7 +152,7 @@ impl Counts {
     }
 }
 
-impl Prompt {
+impl PromptAttention {
     /// What rules block `own` of queries in `layer` of `n_layer`, never a pattern that wraps another; `None` is exact.
     pub fn rule(&self, n_layer: usize, layer: usize, own: usize) -> Option<&Pattern> {
         let mut pattern = &*self.pattern;

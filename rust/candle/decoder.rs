@@ -14,11 +14,13 @@ use crate::arch::config::Config;
 use crate::arch::description::Description;
 use crate::arch::rope::RopeTable;
 use crate::attention::cache::{CacheShape, PAGE};
-use crate::attention::patterns::{Pattern, Prompt};
+use crate::attention::patterns::{Pattern, PromptAttention};
 use crate::candle::cache::{device_error, CandleCache};
 use crate::candle::weights::{open_device, Layer, Weights};
-use crate::error::{room_for_logits, Error, Result};
+use crate::error::{no_room_for_logits, Error, Result};
+use crate::forward::task::{Input, Outcome, Wanted};
 use crate::identity::Identity;
+use crate::sampling::distribution::argmax;
 
 /// Rows of one pass; longer inputs go through in chunks.
 const MAX_ROWS: usize = 256;
@@ -32,18 +34,6 @@ pub struct CandleModel {
     weights: Weights,
     /// For each rotation and every dimension of a head its partner in it, itself if it is not rotated.
     partners: Vec<Tensor>,
-}
-
-/// New tokens of one sequence.
-pub struct Input<'a> {
-    /// The sequence's cache; the tokens come after what it holds.
-    pub cache: &'a mut CandleCache,
-    /// The tokens.
-    pub tokens: &'a [u32],
-    /// How many of the last positions need logits.
-    pub logits: usize,
-    /// What the tokens attend to; `None` is everything. No dynamic pattern.
-    pub prompt: Option<Prompt>,
 }
 
 /// What all layers of a pass share.
@@ -110,43 +100,67 @@ impl CandleModel {
         CandleCache::new(self.cache_shape(), &self.device)
     }
 
-    /// Appends the tokens of every input to its cache.
-    ///
-    /// Returns the wanted logits, `[sum of logits][n_vocab]`, in the order of the inputs. `poll` is asked twice a layer
-    /// whether to stop. On an error the caches are as before.
+    /// Appends the tokens of every input to its cache, one input after the other; none may have a dynamic pattern.
+    /// Returns what is wanted of each. `poll` is asked twice a layer whether to stop. On an error the caches are as before.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `poll` said so, [`Error::Argument`] if a token is outside the vocabulary or the device
-    /// fails.
-    pub fn forward(&self, inputs: &mut [Input<'_>], poll: &mut dyn FnMut() -> bool) -> Result<Vec<f32>> {
+    /// [`Error::Interrupted`] if `poll` said so, [`Error::Memory`] before any work if there is no room for the logits,
+    /// [`Error::Argument`] if a token is outside the vocabulary or the device fails.
+    pub fn forward(
+        &self,
+        inputs: &mut [Input<'_, CandleCache>],
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<Outcome>> {
         let n_vocab = self.config.n_vocab;
         if let Some(token) = inputs.iter().flat_map(|input| input.tokens).find(|&&token| token as usize >= n_vocab) {
             return Err(Error::Argument(format!("token {token} is outside the vocabulary of {n_vocab} tokens")));
         }
-        let mut logits = room_for_logits(inputs.iter().map(|input| input.logits).sum(), n_vocab)?;
-        for input in &mut *inputs {
-            self.append(input, &mut logits, poll)?;
+        let mut outcomes = inputs.iter().map(|input| self.room(input)).collect::<Result<Vec<_>>>()?;
+        for (input, outcome) in inputs.iter_mut().zip(&mut outcomes) {
+            self.append(input, outcome, poll)?;
         }
         for input in inputs {
-            input.cache.commit(input.tokens.len());
+            input.sequence.commit(input.tokens.len());
         }
-        Ok(logits)
+        Ok(outcomes)
+    }
+
+    /// Nothing yet, with room for what is wanted of an input.
+    fn room(&self, input: &Input<'_, CandleCache>) -> Result<Outcome> {
+        let positions = input.tokens.len() - input.unwanted();
+        Ok(match input.wanted {
+            Wanted::Choices(_) => Outcome::Choices(Vec::with_capacity(positions)),
+            Wanted::Logits(_) => {
+                let (mut logits, count) = (Vec::new(), positions.saturating_mul(self.config.n_vocab));
+                logits.try_reserve_exact(count).map_err(|_| no_room_for_logits(count))?;
+                Outcome::Logits(logits)
+            }
+        })
     }
 
     /// Runs the tokens of one input in chunks; its cache holds them afterwards, not yet committed.
-    fn append(&self, input: &mut Input<'_>, logits: &mut Vec<f32>, poll: &mut dyn FnMut() -> bool) -> Result<()> {
-        let Input { cache, tokens, logits: wanted, prompt } = input;
+    fn append(
+        &self,
+        input: &mut Input<'_, CandleCache>,
+        outcome: &mut Outcome,
+        poll: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let first_wanted = input.unwanted();
+        let Input { sequence: cache, tokens, attention, .. } = input;
         let failed = |source| device_error(&self.device, &source);
         cache.reserve(tokens.len()).map_err(failed)?;
-        let first_wanted = tokens.len().saturating_sub(*wanted);
         let mut done = 0;
         while done < tokens.len() {
             let start = cache.len() + done;
             let rows = self.pass_rows(start).min(tokens.len() - done);
-            let x = self.pass(cache, &tokens[done..done + rows], start, prompt.as_ref(), poll)?;
+            let x = self.pass(cache, &tokens[done..done + rows], start, *attention, poll)?;
             let skipped = first_wanted.saturating_sub(done);
             if skipped < rows {
-                logits.extend(self.logits(&x, skipped).map_err(failed)?);
+                let rows = self.logits(&x, skipped).map_err(failed)?;
+                match outcome {
+                    Outcome::Choices(tokens) => tokens.extend(rows.chunks_exact(self.config.n_vocab).map(argmax)),
+                    Outcome::Logits(logits) => logits.extend(rows),
+                }
             }
             done += rows;
         }
@@ -164,12 +178,12 @@ impl CandleModel {
         cache: &mut CandleCache,
         tokens: &[u32],
         start: usize,
-        prompt: Option<&Prompt>,
+        attention: Option<&PromptAttention>,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Tensor> {
         let failed = |source| device_error(&self.device, &source);
         let mut check = || if poll() { Err(Error::Interrupted) } else { Ok(()) };
-        let pass = self.plan(start, tokens.len(), prompt).map_err(failed)?;
+        let pass = self.plan(start, tokens.len(), attention).map_err(failed)?;
         let ids = Tensor::new(tokens, &self.device).map_err(failed)?;
         let mut x = self.weights.embedding.embedding(&ids).map_err(failed)?;
         for (index, layer) in self.weights.layers.iter().enumerate() {
@@ -181,10 +195,10 @@ impl CandleModel {
         Ok(x)
     }
 
-    fn plan(&self, start: usize, rows: usize, prompt: Option<&Prompt>) -> candle_core::Result<Pass> {
+    fn plan(&self, start: usize, rows: usize, attention: Option<&PromptAttention>) -> candle_core::Result<Pass> {
         let angles = self.config.ropes.iter().map(|rope| self.angles(rope, start, rows));
         let rules = |layer| -> Vec<Option<&Pattern>> {
-            let rule = |row: usize| prompt?.rule(self.config.n_layer, layer, (start + row) / PAGE);
+            let rule = |row: usize| attention?.rule(self.config.n_layer, layer, (start + row) / PAGE);
             (0..rows).map(rule).collect()
         };
         let mut masks: Vec<Option<Tensor>> = Vec::new();

@@ -4,7 +4,6 @@ use crate::attention::units::Unit;
 use crate::forward::decoder::Decoder;
 use crate::forward::plan::{Local, Pass};
 use crate::forward::shares::{Part, SharedHead, Split};
-use crate::forward::task::Row;
 use crate::kernels::layout::GROUP;
 use crate::workers::threads::Worker;
 use std::sync::atomic::Ordering;
@@ -36,12 +35,12 @@ impl Pass {
             let index = item / heads;
             let unit = self.unit(layer, index, item % heads);
             self.put_queries(&unit, index, local);
-            let prompt = self.task.prompts[self.task.rows[self.attention.units[index].start].sequence].as_ref();
+            let attention = self.task.sequence(self.attention.units[index].start).attention.as_ref();
             let Local { queries, selection, total, work, .. } = local;
             let n_layer = self.decoder.config.n_layer;
-            let mut selection = prompt.and_then(|prompt| prompt.select(n_layer, &unit, queries, selection));
+            let mut selection = attention.and_then(|attention| attention.select(n_layer, &unit, queries, selection));
             unit.attend(queries, selection.as_mut().map(|selection| selection.kept_mut()), total, work);
-            if let Some(counts) = prompt.and_then(|prompt| prompt.counts.as_ref()) {
+            if let Some(counts) = attention.and_then(|attention| attention.counts.as_ref()) {
                 counts.add(&unit, selection.as_ref().map(|selection| selection.kept()));
             }
             if let Some(selection) = selection {
@@ -104,13 +103,12 @@ impl Pass {
     fn unit(&self, layer: usize, index: usize, head: usize) -> Unit<'_> {
         let config = &self.decoder.config;
         let rows = &self.attention.units[index];
-        let Row { sequence, position, .. } = self.task.rows[rows.start];
         Unit {
             kernels: &self.decoder.kernels,
-            pages: &self.task.sequences[sequence],
+            pages: &self.task.sequence(rows.start).pages,
             layer,
             head,
-            position,
+            position: self.task.rows[rows.start].position,
             rows: rows.len(),
             group: config.n_head / config.n_head_kv,
             width: config.head_dim.next_multiple_of(16),

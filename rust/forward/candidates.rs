@@ -1,13 +1,16 @@
 //! The tokens that can be the most likely ones, as [`super::choose`] finds them.
 
+use crate::kernels::layout::TILE;
+use crate::kernels::table::Kernels;
 use crate::workers::shared::Shared;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What the workers know of the choices of a pass.
 pub(super) struct Choices {
     /// What each worker found.
-    pub(super) found: Vec<Mutex<Vec<Found>>>,
-    /// The tokens, by wanted row; [`NONE`] if no logit is above -inf.
+    found: Vec<Mutex<Vec<Found>>>,
+    /// The tokens, by row; [`NONE`] if no logit is above -inf.
     pub(super) tokens: Shared<u32>,
 }
 
@@ -15,6 +18,8 @@ pub(super) const NONE: u32 = u32::MAX;
 
 /// What one worker found for one row.
 pub(super) struct Found {
+    /// How large the second part of a logit can be, by the bound of its weights.
+    pub(super) error: f32,
     /// At least one logit is no lower.
     pub(super) low: f32,
     pub(super) candidates: Vec<Candidate>,
@@ -34,8 +39,41 @@ impl Choices {
         Self { found: (0..workers).map(|_| Mutex::default()).collect(), tokens: Shared::zeroed(rows) }
     }
 
-    pub(super) fn into_tokens(self) -> Vec<Option<u32>> {
-        self.tokens.into_vec().into_iter().map(|token| (token != NONE).then_some(token)).collect()
+    /// Keeps what `worker` found.
+    pub(super) fn keep(&self, worker: usize, found: Vec<Found>) {
+        *lock(&self.found[worker]) = found;
+    }
+
+    /// What all workers found for `row`; it is theirs no longer.
+    pub(super) fn take(&self, row: usize) -> Vec<Found> {
+        let take = |found: &mut Found| Found { candidates: std::mem::take(&mut found.candidates), ..*found };
+        self.found.iter().filter_map(|worker| lock(worker).get_mut(row).map(take)).collect()
+    }
+
+    pub(super) fn into_tokens(self) -> impl Iterator<Item = Option<u32>> {
+        self.tokens.into_vec().into_iter().map(|token| (token != NONE).then_some(token))
+    }
+}
+
+impl Found {
+    /// Nothing yet.
+    pub(super) fn new(error: f32) -> Self {
+        Self { error, low: f32::NEG_INFINITY, candidates: Vec::new() }
+    }
+
+    /// Looks at the first parts of the logits of `tokens`, whose weights have these bounds.
+    pub(super) fn look(&mut self, kernels: &Kernels, tokens: Range<usize>, coarse: &[f32; TILE], bounds: &[f32; TILE]) {
+        let Self { error, low, candidates } = self;
+        if tokens.len() == TILE && !kernels.screen(coarse, bounds, *error, low) {
+            return;
+        }
+        for (token, (&coarse, bound)) in tokens.zip(coarse.iter().zip(bounds)) {
+            let candidate = Candidate { token: token as u32, coarse, high: bound.mul_add(*error, coarse) };
+            *low = low.max(bound.mul_add(-*error, coarse));
+            if candidate.reaches(*low) {
+                candidates.push(candidate);
+            }
+        }
     }
 }
 
@@ -46,12 +84,6 @@ impl Candidate {
     }
 }
 
-impl Default for Found {
-    fn default() -> Self {
-        Self { low: f32::NEG_INFINITY, candidates: Vec::new() }
-    }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,20 +12,17 @@ use crate::forward::buffers::Buffers;
 use crate::forward::candidates::Choices;
 use crate::forward::decoder::Decoder;
 use crate::forward::shares::AttentionPlan;
-use crate::forward::task::{Outcome, Row, Task};
+use crate::forward::task::{Choice, Row, Task};
 use crate::kernels::layout::TILE;
-use crate::sampling::distribution::argmax;
-use crate::workers::shared::Shared;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-/// What the last phase of a pass computes for every wanted row.
-pub(super) enum Output {
-    /// All logits, `[wanted][n_vocab]`.
-    Logits(Shared<f32>),
-    /// The most likely token.
-    Choices(Choices),
+/// A row of which something is wanted.
+pub(super) struct WantedRow {
+    pub(super) row: usize,
+    /// Which of the results of its sequence that is.
+    pub(super) result: usize,
 }
 
 /// One pass over the weights, shared by its workers.
@@ -38,50 +35,51 @@ pub struct Pass {
     pub(super) attention: AttentionPlan,
     /// Rows that share a page of the cache.
     pub(super) pages: Vec<Range<usize>>,
-    pub(super) output: Output,
+    /// Those of which the most likely token is wanted, then those of which logits are.
+    pub(super) wanted: Vec<WantedRow>,
+    /// How many of them the former are.
+    pub(super) chosen: usize,
+    pub(super) choices: Choices,
     pub(super) stopped: AtomicBool,
 }
 
 impl Pass {
     /// Plans a pass that `workers` workers will share.
     pub fn new(decoder: Arc<Decoder>, mut buffers: Buffers, task: Task, workers: usize) -> Self {
-        let Task { rows, prompts, wanted, choose, .. } = &task;
+        let Task { rows, sequences } = &task;
         let config = &decoder.config;
         let angles = config.ropes.iter().map(|rope| angles(rope, rows)).collect();
 
-        let exact = |row: &Row| prompts[row.sequence].as_ref().is_none_or(|prompt| prompt.is_exact(row.position));
+        let exact = |row: &Row| {
+            sequences[row.sequence].attention.as_ref().is_none_or(|attention| attention.is_exact(row.position))
+        };
         let attention = AttentionPlan::new(config, rows, rows.iter().all(exact), workers);
         buffers.normed.reset(rows.len());
         buffers.attended.reset(rows.len());
         buffers.hidden.reset(rows.len());
-        let (n, chooses) = (wanted.len(), *choose && decoder.splits_output());
-        buffers.output.reset(if chooses || !decoder.splits_output() { n } else { 2 * n });
-        buffers.output_rest.reset(n);
-        let output = match chooses {
-            true => Output::Choices(Choices::new(workers, n)),
-            false => Output::Logits(Shared::zeroed(n * config.n_vocab)),
+        let wanted = |(row, of): (usize, &Row)| {
+            sequences[of.sequence].result_at(of.position).map(|result| WantedRow { row, result })
         };
+        let mut wanted: Vec<WantedRow> = rows.iter().enumerate().filter_map(wanted).collect();
+        wanted.sort_by_key(|wanted| !task.sequence(wanted.row).chooses());
+        let chosen = wanted.partition_point(|wanted| task.sequence(wanted.row).chooses());
+        let second_parts = if decoder.splits_output() { wanted.len() - chosen } else { 0 };
+        buffers.output.reset(wanted.len() + second_parts);
+        buffers.output_rest.reset(chosen);
+        let choices = Choices::new(workers, chosen);
         let stopped = AtomicBool::new(false);
         let pages = by_page(&task.rows);
-        Self { buffers, task, angles, attention, pages, output, stopped, decoder }
+        Self { buffers, task, angles, attention, pages, wanted, chosen, choices, stopped, decoder }
     }
 
-    /// What was wanted, and the buffers; `None` if the pass was stopped.
-    pub fn finish(self) -> (Option<Outcome>, Buffers) {
+    /// The choices, in the order of their rows, and the buffers; `None` if the pass was stopped.
+    pub fn finish(self) -> (Option<Vec<Choice>>, Buffers) {
         if self.stopped.into_inner() {
             return (None, self.buffers);
         }
-        let outcome = match self.output {
-            Output::Choices(choices) => Outcome { tokens: choices.into_tokens(), ..Outcome::default() },
-            Output::Logits(logits) if !self.task.choose => Outcome { logits: logits.into_vec(), ..Outcome::default() },
-            // The output projection is floats, of which no first part is known sooner.
-            Output::Logits(logits) => {
-                let logits = logits.into_vec();
-                let tokens = logits.chunks_exact(self.decoder.config.n_vocab).map(argmax).collect();
-                Outcome { tokens, ..Outcome::default() }
-            }
-        };
-        (Some(outcome), self.buffers)
+        let sequences = self.wanted.iter().map(|wanted| self.task.rows[wanted.row].sequence);
+        let choices = sequences.zip(self.choices.into_tokens()).map(|(sequence, token)| Choice { sequence, token });
+        (Some(choices.collect()), self.buffers)
     }
 }
 

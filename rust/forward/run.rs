@@ -1,6 +1,6 @@
 //! The program of a pass: its phases in order, with the barriers between them.
 
-use crate::forward::plan::{Local, Output, Pass};
+use crate::forward::plan::{Local, Pass};
 use crate::workers::threads::Worker;
 use std::sync::atomic::Ordering;
 
@@ -42,9 +42,10 @@ impl Pass {
         }
         self.output_norm(worker, &mut local);
         worker.barrier();
-        match &self.output {
-            Output::Logits(logits) => self.output_logits(worker, logits, &mut local),
-            Output::Choices(choices) => self.choose(worker, choices, &mut local.results),
+        self.output_product(worker, &mut local);
+        if self.chosen > 0 {
+            worker.barrier();
+            self.choose(worker, &mut local.results);
         }
     }
 }

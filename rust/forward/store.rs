@@ -3,7 +3,6 @@
 use crate::attention::cache::PAGE;
 use crate::forward::decoder::Decoder;
 use crate::forward::plan::{Local, Pass};
-use crate::forward::task::Row;
 use crate::kernels::fixed::{largest_quant, LARGEST_VALUE};
 use crate::workers::threads::Worker;
 
@@ -20,8 +19,8 @@ impl Pass {
         for unit in worker.share(2 * heads * self.pages.len(), 1) {
             let (rows, head, are_values) = (self.pages[unit / (2 * heads)].clone(), unit / 2 % heads, unit % 2 == 1);
             for row in rows {
-                let Row { sequence, position, .. } = self.task.rows[row];
-                let page = &self.task.sequences[sequence][position / PAGE];
+                let position = self.task.rows[row].position;
+                let page = &self.task.sequence(row).pages[position / PAGE];
                 if are_values {
                     let value = self.head(row, config.n_head + heads + head);
                     let scale = kernels.to_fixed(self.buffers.qkv.read(value), LARGEST_VALUE, &mut local.quants);

@@ -2,7 +2,8 @@
 
 use super::convert::{shown, Count};
 use crate::attention::cache::PAGE;
-use crate::attention::patterns::{Counts, Layers, Pattern, Prompt};
+use crate::attention::patterns::{Counts, Layers, Pattern, PromptAttention};
+use crate::error::{Error, Result};
 use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -122,34 +123,51 @@ pub fn counted<'a, 'py>(kept: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, 
     })
 }
 
-/// The arguments of a prefill: `end` is where its tokens end, `kept` an array for the counts of `n_layer` layers.
-pub fn prompt(
-    attention: Option<&Bound<'_, PyAny>>,
-    end: usize,
-    n_layer: usize,
-    prompt_length: Option<Count>,
-    kept: Option<&Bound<'_, PyArray3<u32>>>,
-) -> PyResult<Option<Prompt>> {
-    let length = prompt_length.map_or(end, |length| length.0);
-    if length < end {
-        return Err(PyValueError::new_err(format!(
-            "prompt_length={length} is less than the {end} positions that are filled after this call"
-        )));
+/// How a prompt is to attend, checked as far as that can be done without its session.
+pub struct PrefillAttention {
+    pattern: Option<Arc<Pattern>>,
+    /// Positions when the prompt is complete; `None` if it is after the call.
+    prompt_length: Option<usize>,
+    /// Shape of the array for counts.
+    kept: Option<Vec<usize>>,
+}
+
+impl PrefillAttention {
+    /// Checks the arguments of a prefill; `kept` is an array for counts.
+    pub fn new(
+        attention: Option<&Bound<'_, PyAny>>,
+        prompt_length: Option<Count>,
+        kept: Option<&Bound<'_, PyArray3<u32>>>,
+    ) -> PyResult<Self> {
+        let pattern = attention.map(pattern).transpose()?.flatten();
+        if pattern.is_none() && kept.is_some() {
+            return Err(PyValueError::new_err("kept counts for a pattern; exact attention keeps everything"));
+        }
+        if kept.is_some_and(|kept| kept.try_readwrite().is_err()) {
+            return Err(PyValueError::new_err("kept cannot be written to; give an array of its own"));
+        }
+        let kept = kept.map(|kept| kept.shape().to_vec());
+        Ok(Self { pattern, prompt_length: prompt_length.map(|length| length.0), kept })
     }
-    let Some(pattern) = attention.map(pattern).transpose()?.flatten() else {
-        return match kept {
-            Some(_) => Err(PyValueError::new_err("kept counts for a pattern; exact attention keeps everything")),
-            None => Ok(None),
-        };
-    };
-    let counts = kept.map(|kept| match *kept.shape() {
-        _ if kept.try_readwrite().is_err() => {
-            Err(PyValueError::new_err("kept cannot be written to; give an array of its own"))
+
+    /// How the tokens up to position `end` attend in a model of `n_layer` layers.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the arguments do not go with these.
+    pub fn until(self, end: usize, n_layer: usize) -> Result<Option<PromptAttention>> {
+        let length = self.prompt_length.unwrap_or(end);
+        if length < end {
+            return Err(Error::Argument(format!(
+                "prompt_length={length} is less than the {end} positions that are filled after this call"
+            )));
         }
-        [layers, blocks, columns] if layers == n_layer && blocks == columns && blocks * PAGE >= end => {
-            Ok(Arc::new(Counts::new(n_layer, blocks)))
-        }
-        _ => Err(PyValueError::new_err(format!("kept has shape {:?}; make it with kept_shape()", kept.shape()))),
-    });
-    Ok(Some(Prompt { pattern, end: length, counts: counts.transpose()? }))
+        let Some(pattern) = self.pattern else { return Ok(None) };
+        let counts = self.kept.map(|shape| match shape[..] {
+            [layers, blocks, columns] if layers == n_layer && blocks == columns && blocks * PAGE >= end => {
+                Ok(Arc::new(Counts::new(n_layer, blocks)))
+            }
+            _ => Err(Error::Argument(format!("kept has shape {shape:?}; make it with kept_shape()"))),
+        });
+        Ok(Some(PromptAttention { pattern, end: length, counts: counts.transpose()? }))
+    }
 }

@@ -13,28 +13,32 @@ create_exception!(specrs._specrs, ContextOverflow, PyValueError, "More positions
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
-        match &error {
-            Error::Io { path, source } => {
-                // With an errno Python picks the subclass, such as FileNotFoundError.
-                match source.raw_os_error() {
-                    Some(errno) => {
-                        PyOSError::new_err((errno, system_message(source), path.to_string_lossy().into_owned()))
-                    }
-                    None => PyOSError::new_err(error.to_string()),
-                }
+        exception(&error, error.to_string())
+    }
+}
+
+/// An exception of the kind that `error` is.
+fn exception(error: &Error, message: String) -> PyErr {
+    match error {
+        Error::Io { path, source } => {
+            // With an errno Python picks the subclass, such as FileNotFoundError.
+            match source.raw_os_error() {
+                Some(errno) => PyOSError::new_err((errno, system_message(source), path.to_string_lossy().into_owned())),
+                None => PyOSError::new_err(message),
             }
-            Error::Gguf(message) => GgufError::new_err(message.clone()),
-            Error::ContextOverflow { needed, n_ctx, .. } => Python::attach(|py| {
-                let err = ContextOverflow::new_err(error.to_string());
-                let value = err.value(py);
-                let set = value.setattr("needed", *needed).and_then(|()| value.setattr("n_ctx", *n_ctx));
-                set.err().unwrap_or(err)
-            }),
-            Error::Memory { .. } => PyMemoryError::new_err(error.to_string()),
-            Error::Argument(message) => PyValueError::new_err(message.clone()),
-            Error::InUse(message) => PyRuntimeError::new_err(*message),
-            Error::Interrupted => PyKeyboardInterrupt::new_err(()),
         }
+        Error::Gguf(_) => GgufError::new_err(message),
+        Error::ContextOverflow { needed, n_ctx, .. } => Python::attach(|py| {
+            let err = ContextOverflow::new_err(message);
+            let value = err.value(py);
+            let set = value.setattr("needed", *needed).and_then(|()| value.setattr("n_ctx", *n_ctx));
+            set.err().unwrap_or(err)
+        }),
+        Error::Memory { .. } => PyMemoryError::new_err(message),
+        Error::Input { error, .. } => exception(error, message),
+        Error::Argument(_) => PyValueError::new_err(message),
+        Error::InUse(_) => PyRuntimeError::new_err(message),
+        Error::Interrupted => PyKeyboardInterrupt::new_err(()),
     }
 }
 

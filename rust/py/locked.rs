@@ -1,15 +1,16 @@
 //! A session behind its lock: calls wait for each other, and only the holder of a lease changes what is leased.
 
-use super::attention::{counted, prompt};
+use super::attention::{counted, PrefillAttention};
 use super::convert::{shown, token_ids, Count};
 use super::{interruptible, lock};
 use crate::error::{Error, Result};
+use crate::model::Model;
 use crate::session::Session;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How often a call looks whether another thread's call on the same session is done.
@@ -40,12 +41,14 @@ pub struct Locked {
     /// The [`Holder`] that may change the session. A lease is given under the lock, so no call of anyone else is in
     /// the middle of a change then.
     holder: AtomicU64,
+    model: Arc<Model>,
     session: Mutex<Session>,
 }
 
 /// A session in use by this call.
-struct InUse<'a> {
-    session: MutexGuard<'a, Session>,
+pub struct InUse<'a> {
+    /// The session.
+    pub session: MutexGuard<'a, Session>,
     /// Dropped after the lock.
     _user: User<'a>,
 }
@@ -74,11 +77,21 @@ pub struct Prefill<'a, 'py> {
 
 impl From<Session> for Locked {
     fn from(session: Session) -> Self {
-        Self { user: AtomicU32::new(NOBODY), holder: AtomicU64::new(Holder::ANYONE.0), session: Mutex::new(session) }
+        Self {
+            user: AtomicU32::new(NOBODY),
+            holder: AtomicU64::new(Holder::ANYONE.0),
+            model: session.model().clone(),
+            session: Mutex::new(session),
+        }
     }
 }
 
 impl Locked {
+    /// The model it runs on.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
     /// Waits for the session; whoever uses it may compute for long, so signals are heard meanwhile.
     fn lock(&self, poll: &mut dyn FnMut() -> bool) -> Result<InUse<'_>> {
         let process = std::process::id();
@@ -100,7 +113,7 @@ impl Locked {
     }
 
     /// As [`Locked::lock`], for a call that changes the session on behalf of `holder`.
-    fn lock_to_change(&self, holder: Holder, poll: &mut dyn FnMut() -> bool) -> Result<InUse<'_>> {
+    pub fn lock_to_change(&self, holder: Holder, poll: &mut dyn FnMut() -> bool) -> Result<InUse<'_>> {
         // Once before the wait, which may be long, and once when nobody can lease the session any more.
         self.check(holder)?;
         let session = self.lock(poll)?;
@@ -160,11 +173,8 @@ impl Locked {
         py.import("numpy")?;
         let tokens = token_ids(tokens)?;
         let positions = positions.unwrap_or(tokens.len());
-        let (logits, n_vocab) = self.change(py, holder, |session, poll| {
-            let logits = session.forward(&tokens, positions, poll)?;
-            Ok((logits, session.model().config().n_vocab))
-        })?;
-        PyArray1::from_vec(py, logits).reshape([positions, n_vocab])
+        let logits = self.change(py, holder, |session, poll| session.forward(&tokens, positions, poll))?;
+        PyArray1::from_vec(py, logits).reshape([positions, self.model.config().n_vocab])
     }
 
     /// Appends `tokens`; the ids with the highest logits after the last `positions` of them.
@@ -194,11 +204,10 @@ impl Locked {
         if let Some(progress) = progress.as_ref().map(|progress| progress.bind(py)).filter(|it| !it.is_callable()) {
             return Err(PyTypeError::new_err(format!("progress must be callable, not {}", shown(progress))));
         }
-        let (len, n_layer) =
-            self.change(py, holder, |session, _| Ok((session.tokens().len(), session.model().config().n_layer)))?;
-        let prompt = prompt(attention, len + tokens.len(), n_layer, prompt_length, kept)?;
+        let attention = PrefillAttention::new(attention, prompt_length, kept)?;
         let mut failed = None;
         let result = self.change(py, holder, |session, poll| {
+            let attention = attention.until(session.tokens().len() + tokens.len(), self.model.config().n_layer)?;
             let mut report = |done: usize| match &progress {
                 None => true,
                 Some(progress) => Python::attach(|py| {
@@ -206,16 +215,16 @@ impl Locked {
                     failed.is_none()
                 }),
             };
-            let logits = session.prefill(&tokens, positions.0, prompt.as_ref(), &mut report, poll)?;
-            Ok((logits, session.model().config().n_vocab))
+            let logits = session.prefill(&tokens, positions.0, attention.as_ref(), &mut report, poll)?;
+            Ok((logits, attention.and_then(|attention| attention.counts)))
         });
         if let Some(error) = failed {
             return Err(error);
         }
-        let (logits, n_vocab) = result?;
-        if let (Some(kept), Some(counts)) = (kept, prompt.and_then(|prompt| prompt.counts)) {
+        let (logits, counts) = result?;
+        if let (Some(kept), Some(counts)) = (kept, counts) {
             kept.try_readwrite()?.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
         }
-        PyArray1::from_vec(py, logits).reshape([positions.0, n_vocab])
+        PyArray1::from_vec(py, logits).reshape([positions.0, self.model.config().n_vocab])
     }
 }

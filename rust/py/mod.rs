@@ -8,6 +8,7 @@ mod text;
 mod locked;
 mod lease;
 mod sessions;
+mod forward_many;
 
 use crate::arch::describe;
 use crate::cpu::{CpuModel, Memory};
@@ -20,10 +21,11 @@ use crate::session;
 use crate::tokenizer::codec;
 use attention::{pattern, PyPattern};
 use convert::{metadata_dict, ContextOverflow, Count, GgufError};
+use forward_many::{forward_many, Choose};
 use lease::PyLease;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use sessions::{PySession, PySnapshot};
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -255,6 +257,17 @@ impl PyModel {
 
     fn session(&self) -> PySession {
         PySession::from(session::Session::new(self.model.clone()))
+    }
+
+    /// Append the tokens of every `(session, tokens, positions)`; what is wanted of each.
+    #[pyo3(signature = (inputs, *, choose=Choose::All(false)))]
+    fn forward_many<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: &Bound<'py, PyAny>,
+        choose: Choose,
+    ) -> PyResult<Bound<'py, PyList>> {
+        forward_many(py, &self.model, inputs, choose)
     }
 
     /// Read a session written by `Session.save`; ValueError if it is damaged or of another model.

@@ -6,8 +6,10 @@
 
 use crate::workers::memory::{zeros, Zeros};
 use bytemuck::Zeroable;
+use std::alloc::{alloc_zeroed, Layout};
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 /// A fixed-size buffer whose disjoint ranges may be written by different threads in one phase.
 pub(crate) struct Shared<T> {
@@ -33,6 +35,19 @@ impl<T: Copy + Zeroable> Shared<T> {
         // SAFETY: zeros are a value of `T`.
         let cells = unsafe { Box::<[UnsafeCell<T>]>::new_zeroed_slice(len).assume_init() };
         Self { memory: Memory::Heap(cells) }
+    }
+
+    /// Such a buffer; `None` if the system has no memory for it.
+    pub fn try_zeroed(len: usize) -> Option<Self> {
+        let layout = Layout::array::<UnsafeCell<T>>(len).ok()?;
+        if layout.size() == 0 {
+            return Some(Self::zeroed(len));
+        }
+        // SAFETY: the layout is not empty.
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let cells = std::ptr::slice_from_raw_parts_mut(memory.as_ptr().cast(), len);
+        // SAFETY: the memory was allocated as a box of so many cells would be, and zeros are a value of `T`.
+        Some(Self { memory: Memory::Heap(unsafe { Box::from_raw(cells) }) })
     }
 
     /// `count` such buffers side by side; `None` if the system has no memory for them. If they are large, each goes back
@@ -110,5 +125,17 @@ mod tests {
             }
         }
         assert!(Shared::<u16>::mapped(1 << 59, 1).is_none());
+    }
+
+    #[test]
+    fn what_there_is_no_memory_for_is_not_made() {
+        for len in [0, 1, 1000] {
+            let shared = Shared::<f32>::try_zeroed(len).unwrap();
+            shared.write(0..len).iter_mut().enumerate().for_each(|(i, value)| *value += i as f32);
+            assert_eq!(shared.into_vec(), (0..len).map(|i| i as f32).collect::<Vec<_>>());
+        }
+        for len in [1 << 60, usize::MAX] {
+            assert!(Shared::<f32>::try_zeroed(len).is_none());
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What patterns keep, on caches of random keys.
 
-use super::{Layers, Pattern, Prompt, Selection};
+use super::{Layers, Pattern, PromptAttention, Selection};
 use crate::attention::cache::{CacheShape, KvCache, PAGE};
 use crate::attention::units::{Accumulator, Queries, Unit, Workspace};
 use crate::kernels::fixed::{largest_quant, LARGEST_VALUE};
@@ -41,7 +41,7 @@ fn kept(kernels: &Kernels, cache: &KvCache, pattern: &Pattern, position: usize, 
         queries.floats.extend_from_slice(query);
         queries.round_last(kernels, WIDTH);
     }
-    let prompt = Prompt { pattern: pattern.clone().into(), end: position + rows, counts: None };
+    let prompt = PromptAttention { pattern: pattern.clone().into(), end: position + rows, counts: None };
     let mut selection = Selection::default();
     let selection = prompt.select(1, &unit, &queries, &mut selection).expect("nothing is dense");
     // Some are given up only when they are scored.
@@ -133,7 +133,7 @@ fn what_a_query_keeps_does_not_depend_on_its_company() {
 
 #[test]
 fn auto_keeps_more_in_the_first_two_fifths_of_the_layers() {
-    let prompt = Prompt { pattern: Pattern::auto().into(), end: 8192, counts: None };
+    let prompt = PromptAttention { pattern: Pattern::auto().into(), end: 8192, counts: None };
     for (n_layer, early) in [(30, 12), (22, 9), (16, 6), (12, 5), (6, 2), (2, 1), (1, 0)] {
         let is_early = |layer: &usize| {
             let rule = prompt.rule(n_layer, *layer, 100).expect("sparse above 4096");
@@ -165,7 +165,7 @@ fn bounds_of_what_is_exact_agree_with_the_rule() {
         split(Pattern::DenseBelow(256, tail(300)).into(), Pattern::DenseBelow(64, tail(70)).into()),
     ];
     for (pattern, end) in patterns.into_iter().flat_map(|pattern| [1, 64, 640, 700].map(|end| (pattern.clone(), end))) {
-        let prompt = Prompt { pattern: pattern.into(), end, counts: None };
+        let prompt = PromptAttention { pattern: pattern.into(), end, counts: None };
         let [first, last] = prompt.pattern.tail_starts(end);
         let below = prompt.pattern.dense_below();
         for position in 0..end {
@@ -224,9 +224,9 @@ fn a_split_by_layers_is_what_its_parts_are() {
     assert!(!split(below(64), below(64)).is_dynamic());
     assert!(split(below(64), by_scores(0.1).into()).is_dynamic());
     assert!(split(by_scores(0.1).into(), below(64)).is_dynamic());
-    let prompt = Prompt { pattern: (*below(128)).into(), end: 640, counts: None };
+    let prompt = PromptAttention { pattern: (*below(128)).into(), end: 640, counts: None };
     assert!(prompt.is_exact(127) && !prompt.is_exact(128));
-    let prompt = Prompt { pattern: split(below(0), by_scores(0.1).into()).into(), end: 640, counts: None };
+    let prompt = PromptAttention { pattern: split(below(0), by_scores(0.1).into()).into(), end: 640, counts: None };
     for layer in 0..4 {
         assert_eq!(prompt.rule(4, layer, 5), Some(&if layer < 2 { window() } else { by_scores(0.1) }));
     }

@@ -79,7 +79,7 @@ fn blocks_and_heads_agree_with_the_metadata() {
     let mut model = tiny_llama();
     model.set("llama.attention.key_length", Value::U32(32));
     let message = check(&model).unwrap_err().to_string();
-    assert!(message.contains("has shape [64, 32] but the metadata demands [64, 64]"), "{message}");
+    assert!(message.contains("has shape [64, 64] but the metadata demands [64, 128]"), "{message}");
 }
 
 #[test]

@@ -17,12 +17,13 @@ from hypothesis import given, settings
 import specrs
 from bits import assert_same_bits, cold, random_ids
 from specrs._specrs import ContextOverflow, Model, Session
+from tensors import OUTPUT
 
 N_CTX = 300
 # The second has an output projection of floats, the third one that is the embedding.
 MODELS: list[dict[str, Any]] = [
     {"quant": "Q4_0"},
-    {"quant": "Q8_0", "types": {"output.weight": "F16"}},
+    {"quant": "Q8_0", "types": {OUTPUT: "F16"}},
     {"quant": "Q4_K", "tied": True},
 ]
 

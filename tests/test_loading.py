@@ -11,6 +11,7 @@ import pytest
 
 from doctored import Doctor
 from specrs._specrs import GgufError, GgufFile, Model
+from tensors import EMBEDDING, OUTPUT
 
 ATTRIBUTES = ("n_ctx", "threads", "kernels", "weight_bytes", "cache_bytes_per_token")
 
@@ -21,7 +22,7 @@ ATTRIBUTES = ("n_ctx", "threads", "kernels", "weight_bytes", "cache_bytes_per_to
         {"quant": "F32"},
         {"quant": "F16", "tied": True},
         {"quant": "Q4_0", "n_vocab": 321, "head_dim": 40},
-        {"quant": "Q4_K", "types": {"output.weight": "Q6_K"}},
+        {"quant": "Q4_K", "types": {OUTPUT: "Q6_K"}},
         {"quant": "Q5_1", "split": 3, "n_head_kv": 1},
     ],
     ids=lambda options: options["quant"],
@@ -40,7 +41,7 @@ def test_a_plan_reads_no_weights(tiny: Callable[..., Path], tmp_path: Path) -> N
     """A file of 77 GB, nearly all of it a hole, tells at once what it would need."""
     rows = 2**31
     doctor = Doctor(tiny(quant="Q4_0", tied=True), tmp_path)
-    embedding = doctor.layout.tensors["token_embd.weight"]
+    embedding = doctor.layout.tensors[EMBEDDING]
     end = len(doctor.data) // 4096 * 4096 + 4096
     data_start = (doctor.layout.header_end + 31) // 32 * 32
     offset = end - data_start

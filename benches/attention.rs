@@ -30,9 +30,9 @@ fn cache(len: usize, head_dim: usize) -> KvCache {
         let mut rows = FixedRows::default();
         rows.push(&kernels, &pair[..head_dim], largest_quant(head_dim));
         rows.push(&kernels, &pair[head_dim..], LARGEST_VALUE);
-        let page = &cache.pages()[position / PAGE];
-        page.store_key(0, 0, position % PAGE, rows.row(0), rows.scales[0]);
-        page.store_value(0, 0, position % PAGE, rows.row(1), rows.scales[1]);
+        let mut page = cache.page_mut(position / PAGE).alone();
+        page.key(0, 0, position % PAGE, rows.row(0), rows.scales[0]);
+        page.value(0, 0, position % PAGE, rows.row(1), rows.scales[1]);
     }
     cache.commit(len);
     cache
@@ -52,6 +52,7 @@ fn prefill(c: &mut Criterion) {
                 let unit = Unit {
                     kernels: &kernels,
                     pages: cache.pages(),
+                    phase: None,
                     layer: 0,
                     head: 0,
                     position: len - rows,

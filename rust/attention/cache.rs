@@ -7,9 +7,14 @@ use crate::error::{Error, Result};
 use crate::kernels::fixed::{largest_quant, LARGEST_VALUE};
 use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::table::Kernels;
-use crate::workers::shared::Shared;
+use crate::workers::phase::Phase;
+use crate::workers::shared::{Name, Shared, Table};
+use crate::workers::writer::Writer;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+
+/// Pages, as phases call them.
+pub const PAGES: Name = Name::new(0, "the pages of the cache");
 
 /// Positions in a page: one block of attention.
 pub const PAGE: usize = 64;
@@ -38,6 +43,13 @@ impl CacheShape {
     /// Words of the keys, or of the values, of one head in a page.
     fn quants(&self) -> usize {
         PAGE * self.padded_dim() / 2
+    }
+
+    /// A page: a row for each layer and head. Workers share the heads out, the keys of each and the values.
+    fn table(&self) -> Table {
+        let [keys, values] = [self.quants(), 2 * self.quants()];
+        Table::new(self.n_layer * self.n_head_kv, self.head_len())
+            .by_sides(self.n_head_kv, [keys, values, values + PAGE])
     }
 
     fn page_len(&self) -> usize {
@@ -97,7 +109,7 @@ pub fn put_value(values: &mut [i16], position: usize, value: &[i16]) {
 impl Page {
     /// `count` pages side by side, so that the system's large pages can back them.
     fn several(shape: CacheShape, count: usize) -> Result<impl DoubleEndedIterator<Item = Self>> {
-        let all = Shared::mapped(shape.page_len(), count).ok_or(Error::Memory {
+        let all = Shared::several(PAGES, &shape.table(), count).ok_or(Error::Memory {
             what: "the key/value cache",
             bytes: count * shape.page_len() * size_of::<u32>(),
             way_out: "drop sessions or snapshots that are no longer needed, or use a shorter context",
@@ -107,13 +119,19 @@ impl Page {
     }
 
     fn copy(&self) -> Result<Self> {
-        let new = Self::several(self.shape, 1)?.next().expect("one page");
-        new.data.write(0..new.data.len()).copy_from_slice(self.all());
+        let mut new = Self::several(self.shape, 1)?.next().expect("one page");
+        new.data.get_mut().copy_from_slice(self.all());
         Ok(new)
     }
 
     fn all(&self) -> &[u32] {
-        self.data.read(0..self.data.len())
+        self.data.read()
+    }
+
+    /// Lets runs write it again.
+    fn reopen(&mut self) {
+        self.statistics.iter_mut().for_each(|statistics| *statistics = OnceLock::new());
+        self.data.get_mut();
     }
 
     /// A copy of the first `len` positions, with zeros for the others.
@@ -132,17 +150,16 @@ impl Page {
         all
     }
 
-    /// Where the keys, values and numbers of one head stand.
-    fn parts(&self, layer: usize, head: usize) -> [Range<usize>; 3] {
-        let quants = self.shape.quants();
-        let keys = (layer * self.shape.n_head_kv + head) * self.shape.head_len();
-        let [values, floats] = [keys + quants, keys + 2 * quants];
-        [keys..values, values..floats, floats..keys + self.shape.head_len()]
-    }
-
-    /// What is stored of one head.
-    pub fn block(&self, layer: usize, head: usize) -> Block<'_> {
-        let [keys, values, floats] = self.parts(layer, head).map(|part| self.data.read(part));
+    /// What is stored of one head: read in `phase`, or outside of runs, where nobody writes the page any more.
+    pub fn block<'a>(&'a self, phase: Option<&Phase<'a>>, layer: usize, head: usize) -> Block<'a> {
+        let len = self.shape.head_len();
+        let at = (layer * self.shape.n_head_kv + head) * len;
+        let head = match phase {
+            Some(phase) => phase.read_part(&self.data, at..at + len),
+            None => &self.all()[at..at + len],
+        };
+        let (keys, rest) = head.split_at(self.shape.quants());
+        let (values, floats) = rest.split_at(self.shape.quants());
         let [keys, values] = [keys, values].map(bytemuck::cast_slice);
         let (key_scales, value_scales) = bytemuck::cast_slice(floats).split_at(PAGE);
         let (value_logarithms, value_inverses) = value_scales.split_at(PAGE);
@@ -150,10 +167,16 @@ impl Page {
     }
 
     /// Mean key, mean value and variance of the keys of one head of a full page.
-    pub fn statistics(&self, kernels: &Kernels, layer: usize, head: usize) -> &FixedRows {
+    pub fn statistics<'a>(
+        &'a self,
+        kernels: &Kernels,
+        phase: Option<&Phase<'a>>,
+        layer: usize,
+        head: usize,
+    ) -> &'a FixedRows {
         self.statistics[layer * self.shape.n_head_kv + head].get_or_init(|| {
             let width = self.shape.padded_dim();
-            let block = self.block(layer, head);
+            let block = self.block(phase, layer, head);
             let [mut keys, mut values, mut variances] = std::array::from_fn(|_| vec![0.0; width]);
             let mean = |row: &[f32; PAGE]| row.iter().sum::<f32>() / PAGE as f32;
             for d in 0..width {
@@ -172,23 +195,66 @@ impl Page {
         })
     }
 
-    /// Stores the key of one position. One thread a head; see [`Shared::write`].
-    pub fn store_key(&self, layer: usize, head: usize, position: usize, key: &[i16], scale: f32) {
-        let [keys, _, floats] = self.parts(layer, head);
-        put_key(bytemuck::cast_slice_mut(self.data.write(keys)), position, key);
-        self.store_float(floats.start + position, scale);
+    /// Begins to store keys and values, in a phase that writes [`PAGES`]. The keys of head `i` are unit `2 * i`, in all
+    /// layers and pages; its values are the unit after.
+    pub fn writer<'p>(&'p self, phase: &'p Phase<'_>) -> PageWriter<Writer<'p, u32>> {
+        PageWriter { shape: self.shape, parts: phase.writer(&self.data) }
     }
 
-    /// Stores the value of one position, likewise.
-    pub fn store_value(&self, layer: usize, head: usize, position: usize, value: &[i16], scale: f32) {
-        let [_, values, floats] = self.parts(layer, head);
-        put_value(bytemuck::cast_slice_mut(self.data.write(values)), position, value);
-        self.store_float(floats.start + PAGE + position, scale.log2());
-        self.store_float(floats.start + 2 * PAGE + position, 1.0 / scale);
+    /// The same outside of runs.
+    pub fn alone(&mut self) -> PageWriter<&mut [u32]> {
+        self.reopen();
+        PageWriter { shape: self.shape, parts: self.data.get_mut() }
+    }
+}
+
+/// Stores keys and values.
+pub struct PageWriter<P> {
+    shape: CacheShape,
+    parts: P,
+}
+
+/// Who gives parts of a page to be written: columns of a row; rows have `len` of them.
+trait Parts {
+    fn part(&mut self, row: usize, columns: Range<usize>, len: usize) -> &mut [u32];
+}
+
+impl Parts for Writer<'_, u32> {
+    fn part(&mut self, row: usize, columns: Range<usize>, _: usize) -> &mut [u32] {
+        Writer::part(self, row, columns)
+    }
+}
+
+impl Parts for &mut [u32] {
+    fn part(&mut self, row: usize, columns: Range<usize>, len: usize) -> &mut [u32] {
+        &mut self[row * len..][columns]
+    }
+}
+
+#[allow(private_bounds)]
+impl<P: Parts> PageWriter<P> {
+    /// Stores the key of one position.
+    pub fn key(&mut self, layer: usize, head: usize, position: usize, key: &[i16], scale: f32) {
+        let quants = self.shape.quants();
+        put_key(bytemuck::cast_slice_mut(self.part(layer, head, 0..quants)), position, key);
+        self.float(layer, head, position, scale);
     }
 
-    fn store_float(&self, at: usize, number: f32) {
-        self.data.write(at..at + 1)[0] = number.to_bits();
+    /// Stores the value of one position.
+    pub fn value(&mut self, layer: usize, head: usize, position: usize, value: &[i16], scale: f32) {
+        let quants = self.shape.quants();
+        put_value(bytemuck::cast_slice_mut(self.part(layer, head, quants..2 * quants)), position, value);
+        self.float(layer, head, PAGE + position, scale.log2());
+        self.float(layer, head, 2 * PAGE + position, 1.0 / scale);
+    }
+
+    fn float(&mut self, layer: usize, head: usize, at: usize, number: f32) {
+        let at = 2 * self.shape.quants() + at;
+        self.part(layer, head, at..at + 1)[0] = number.to_bits();
+    }
+
+    fn part(&mut self, layer: usize, head: usize, columns: Range<usize>) -> &mut [u32] {
+        self.parts.part(layer * self.shape.n_head_kv + head, columns, self.shape.head_len())
     }
 }
 
@@ -231,6 +297,14 @@ impl KvCache {
         &self.pages
     }
 
+    /// The page of index `index`, which nobody else holds.
+    ///
+    /// # Panics
+    /// If somebody does.
+    pub fn page_mut(&mut self, index: usize) -> &mut Page {
+        Arc::get_mut(&mut self.pages[index]).expect("a reserved page")
+    }
+
     /// Makes room for `count` positions after the cached ones, in pages that nobody else holds.
     ///
     /// The positions count as cached only after [`KvCache::commit`].
@@ -245,11 +319,13 @@ impl KvCache {
             let pages = Page::several(self.shape, missing.max(self.pages.len().min(SPARE)));
             self.spare = pages.or_else(|_| Page::several(self.shape, missing))?.rev().collect();
         }
+        // Other sequences may read the full pages too.
+        self.pages[..self.len / PAGE].iter().for_each(|page| _ = page.all());
         for i in self.len / PAGE..needed {
             match self.pages.get_mut(i) {
                 None => self.pages.push(Arc::new(self.spare.pop().expect("as many as are missing"))),
                 Some(page) => match Arc::get_mut(page) {
-                    Some(page) => page.statistics.iter_mut().for_each(|statistics| *statistics = OnceLock::new()),
+                    Some(page) => page.reopen(),
                     None => *page = Arc::new(page.copy()?),
                 },
             }
@@ -297,8 +373,8 @@ impl KvCache {
             )));
         }
         let pages =
-            Page::several(shape, len.div_ceil(PAGE))?.zip(bytes.chunks_exact(page_bytes)).map(|(page, bytes)| {
-                bytemuck::cast_slice_mut(page.data.write(0..page.data.len())).copy_from_slice(bytes);
+            Page::several(shape, len.div_ceil(PAGE))?.zip(bytes.chunks_exact(page_bytes)).map(|(mut page, bytes)| {
+                bytemuck::cast_slice_mut(page.data.get_mut()).copy_from_slice(bytes);
                 Arc::new(page)
             });
         Ok(Self { shape, len, pages: pages.collect(), spare: Vec::new() })

@@ -259,7 +259,7 @@ impl Selection {
             }
             let mut inverses = ONES;
             for (i, block) in blocks.clone().enumerate() {
-                let means = unit.pages[block].statistics(unit.kernels, unit.layer, unit.head);
+                let means = unit.statistics(&unit.pages[block]);
                 put_value(values, i, means.row(1));
                 inverses[i] = 1.0 / means.scales[1];
                 let bias = (PAGE as f32 * means.scales[1]).log2();
@@ -294,7 +294,7 @@ fn multiply_statistics(
     keys.resize(unit.width);
     for (pages, out) in unit.pages[..unit.own_block()].chunks(PAGE).zip(out.chunks_exact_mut(unit.queries() * PAGE)) {
         for (i, page) in pages.iter().enumerate() {
-            let statistics = page.statistics(unit.kernels, unit.layer, unit.head);
+            let statistics = unit.statistics(page);
             put_key(&mut keys.quants, i, statistics.row(which));
             keys.scales[i] = statistics.scales[which];
         }

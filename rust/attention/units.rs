@@ -14,6 +14,7 @@ use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::layout::TILE;
 use crate::kernels::softmax::{Softmax, SoftmaxState};
 use crate::kernels::table::Kernels;
+use crate::workers::phase::Phase;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ pub struct Unit<'a> {
     pub kernels: &'a Kernels,
     /// Pages of the sequence.
     pub pages: &'a [Arc<Page>],
+    /// The phase that reads them; `None` outside of runs.
+    pub phase: Option<&'a Phase<'a>>,
     /// Layer of the model.
     pub layer: usize,
     /// Key/value head.
@@ -238,7 +241,7 @@ impl Accumulator {
     }
 }
 
-impl Unit<'_> {
+impl<'a> Unit<'a> {
     /// Most rows of an exact unit for `group` heads of `width` values: a power of two, which cuts a block evenly.
     ///
     /// Performance note: queries, scores and weights of 64 share the first-level cache with a block, and attend 4 to 6 %
@@ -298,8 +301,13 @@ impl Unit<'_> {
     }
 
     /// This unit's head of a page.
-    pub fn block<'p>(&self, page: &'p Page) -> Block<'p> {
-        page.block(self.layer, self.head)
+    pub fn block(&self, page: &'a Page) -> Block<'a> {
+        page.block(self.phase, self.layer, self.head)
+    }
+
+    /// What [`Page::statistics`] says of it.
+    pub fn statistics(&self, page: &'a Page) -> &'a FixedRows {
+        page.statistics(self.kernels, self.phase, self.layer, self.head)
     }
 
     /// Attends to the positions of one segment; the result is in the returned accumulator.

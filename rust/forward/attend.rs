@@ -2,39 +2,27 @@
 
 use crate::attention::units::Unit;
 use crate::forward::decoder::Decoder;
+use crate::forward::matmul::ActivationWriter;
 use crate::forward::plan::{Local, Pass};
 use crate::forward::shares::{Part, SharedHead, Split};
 use crate::kernels::layout::GROUP;
-use crate::workers::threads::Worker;
+use crate::workers::phase::Phase;
+use crate::workers::writer::Writer;
 use std::sync::atomic::Ordering;
 
 impl Pass {
-    /// Attention of all rows.
-    pub(super) fn attend(&self, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
-        match &self.attention.split {
-            None => self.attend_units(worker, layer, local),
-            Some(split) => {
-                self.attend_parts(split, worker, layer, local);
-                if split.shared.is_empty() {
-                    return;
-                }
-                worker.barrier();
-                if !self.stopped.load(Ordering::Relaxed) {
-                    self.merge_shared(split, worker, layer, local);
-                }
-            }
-        }
-    }
-
-    fn attend_units(&self, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
+    /// Attention of all rows, a head of a unit at a time.
+    pub(super) fn attend_units(&self, phase: &Phase<'_>, layer: usize, local: &mut Local) {
         let heads = self.decoder.config.n_head_kv;
-        for item in (worker.index..self.attention.units.len() * heads).step_by(worker.count) {
-            if self.stops(worker) {
+        let qkv = phase.read(&self.buffers.qkv);
+        let mut attended = self.attended(phase);
+        while let Some(piece) = phase.next_piece() {
+            if self.stops(phase) {
                 return;
             }
-            let index = item / heads;
-            let unit = self.unit(layer, index, item % heads);
-            self.put_queries(&unit, index, local);
+            let index = piece / heads;
+            let unit = self.unit(phase, layer, index, piece % heads);
+            self.put_queries(qkv, &unit, index, local);
             let attention = self.task.sequence(self.attention.units[index].start).attention.as_ref();
             let Local { queries, selection, total, work, .. } = local;
             let n_layer = self.decoder.config.n_layer;
@@ -46,66 +34,75 @@ impl Pass {
             if let Some(selection) = selection {
                 selection.correct(&unit, total);
             }
-            self.put_attended(&unit, index, 0, local);
+            self.put_attended(&mut attended, &unit, index, 0, local);
         }
     }
 
     /// Whether somebody wants the pass to end. Attending over a long cache takes up to tens of milliseconds for one head
     /// of a unit, and for all of them many times what a user would wait.
-    fn stops(&self, worker: &mut Worker<'_>) -> bool {
-        if worker.poll() {
+    fn stops(&self, phase: &Phase<'_>) -> bool {
+        if phase.poll() {
             self.stopped.store(true, Ordering::Relaxed);
         }
-        self.stopped.load(Ordering::Relaxed)
+        self.is_stopped()
     }
 
-    /// A worker's parts of a split.
-    fn attend_parts(&self, split: &Split, worker: &mut Worker<'_>, layer: usize, local: &mut Local) {
-        // A pass may get fewer workers than it was planned for.
-        let own = split.parts.iter().skip(worker.index).step_by(worker.count).flatten();
-        for Part { unit: index, head, segments, results } in own {
-            if self.stops(worker) {
+    /// Attention of all rows, a part of a split at a time.
+    pub(super) fn attend_parts(&self, phase: &Phase<'_>, split: &Split, layer: usize, local: &mut Local) {
+        let qkv = phase.read(&self.buffers.qkv);
+        let mut attended = self.attended(phase);
+        let (mut states, mut sums) = (phase.writer(&split.states), phase.writer(&split.sums));
+        while let Some(piece) = phase.next_piece() {
+            if self.stops(phase) {
                 return;
             }
-            let unit = self.unit(layer, *index, *head);
-            self.put_queries(&unit, *index, local);
+            let Part { unit: index, head, segments, results, .. } = &split.parts[piece];
+            let unit = self.unit(phase, layer, *index, *head);
+            self.put_queries(qkv, &unit, *index, local);
             let Some(results) = results else {
                 unit.attend(&local.queries, None, &mut local.total, &mut local.work);
-                self.put_attended(&unit, *index, 0, local);
+                self.put_attended(&mut attended, &unit, *index, 0, local);
                 continue;
             };
-            for (segment, at) in segments.clone().zip((*results..).step_by(unit.queries())) {
-                let (states, sums) = unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
-                split.states.write(at..at + states.len()).copy_from_slice(states);
-                split.sums.write(at * unit.width..at * unit.width + sums.len()).copy_from_slice(sums);
+            for (segment, first) in segments.clone().zip((*results..).step_by(unit.queries())) {
+                let (own_states, own_sums) =
+                    unit.attend_segment(segment, &local.queries, None, &mut local.work).parts();
+                for (row, (state, sum)) in (first..).zip(own_states.iter().zip(own_sums.chunks_exact(unit.width))) {
+                    states.row(row)[0] = *state;
+                    sums.row(row).copy_from_slice(sum);
+                }
             }
         }
     }
 
-    /// Merges a worker's share of the queries of each head that several attended to.
-    fn merge_shared(&self, split: &Split, worker: &Worker<'_>, layer: usize, local: &mut Local) {
-        for SharedHead { unit: index, head, results } in &split.shared {
-            let unit = self.unit(layer, *index, *head);
-            let own = worker.share(unit.queries(), 1);
-            if own.is_empty() {
+    /// Merges the segments of heads that several workers attended to, some queries at a time.
+    pub(super) fn merge_shared(&self, phase: &Phase<'_>, split: &Split, layer: usize, local: &mut Local) {
+        let (states, sums) = (phase.read(&split.states), phase.read(&split.sums));
+        let mut attended = self.attended(phase);
+        while let Some(piece) = phase.next_piece() {
+            let (shared, own) = &split.merged[piece];
+            let SharedHead { unit: index, head, results } = &split.shared[*shared];
+            let unit = self.unit(phase, layer, *index, *head);
+            if self.is_stopped() || own.is_empty() {
                 continue;
             }
             local.total.clear(own.len(), unit.width);
             for segment in results.clone().step_by(unit.queries()) {
                 let results = segment + own.start..segment + own.end;
-                let sums = split.sums.read(results.start * unit.width..results.end * unit.width);
-                local.total.merge(&self.decoder.kernels, split.states.read(results), sums);
+                let sums = &sums[results.start * unit.width..results.end * unit.width];
+                local.total.merge(&self.decoder.kernels, &states[results], sums);
             }
-            self.put_attended(&unit, *index, own.start, local);
+            self.put_attended(&mut attended, &unit, *index, own.start, local);
         }
     }
 
-    fn unit(&self, layer: usize, index: usize, head: usize) -> Unit<'_> {
+    fn unit<'a>(&'a self, phase: &'a Phase<'a>, layer: usize, index: usize, head: usize) -> Unit<'a> {
         let config = &self.decoder.config;
         let rows = &self.attention.units[index];
         Unit {
             kernels: &self.decoder.kernels,
             pages: &self.task.sequence(rows.start).pages,
+            phase: Some(phase),
             layer,
             head,
             position: self.task.rows[rows.start].position,
@@ -116,7 +113,7 @@ impl Pass {
     }
 
     /// Puts the queries of a unit, scaled and rotated, into `local.queries`.
-    fn put_queries(&self, unit: &Unit<'_>, index: usize, local: &mut Local) {
+    fn put_queries(&self, qkv: &[f32], unit: &Unit<'_>, index: usize, local: &mut Local) {
         let Decoder { config, kernels, .. } = &*self.decoder;
         // Scores are logarithms to base 2.
         let scale = std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt();
@@ -125,7 +122,7 @@ impl Pass {
             for i in 0..unit.group {
                 let floats = &mut local.queries.floats;
                 let at = floats.len();
-                floats.extend_from_slice(self.buffers.qkv.read(self.head(row, unit.head * unit.group + i)));
+                floats.extend_from_slice(&qkv[self.head(row, unit.head * unit.group + i)]);
                 self.rotate(unit.layer, row, &mut floats[at..]);
                 kernels.scale(&mut floats[at..], scale);
                 floats.resize(at + unit.width, 0.0);
@@ -134,19 +131,39 @@ impl Pass {
         }
     }
 
+    /// Begins to write what is attended: whole groups, or only floats that are quantised later.
+    fn attended<'p>(&'p self, phase: &'p Phase<'_>) -> Attended<'p> {
+        match self.decoder.heads_are_groups() {
+            true => Attended::Groups(self.buffers.attended.writer(phase)),
+            false => Attended::Floats(self.buffers.attended.floats_writer(phase).expect("floats are kept")),
+        }
+    }
+
     /// Divides `local.total`, of queries from the unit's `first` on, by its sums and puts it where the output product
     /// reads.
-    fn put_attended(&self, unit: &Unit<'_>, index: usize, first: usize, local: &mut Local) {
+    fn put_attended(
+        &self,
+        attended: &mut Attended<'_>,
+        unit: &Unit<'_>,
+        index: usize,
+        first: usize,
+        local: &mut Local,
+    ) {
         let Decoder { config, kernels, .. } = &*self.decoder;
         let out = local.total.finish(kernels);
-        let whole = self.decoder.heads_are_groups();
         for (i, out) in (first..).zip(out.chunks_exact(unit.width)) {
             let at = (unit.head * unit.group + i % unit.group) * config.head_dim;
             let (row, out) = (self.attention.units[index].start + i / unit.group, &out[..config.head_dim]);
-            match whole {
-                true => self.buffers.attended.put(kernels, row, at / GROUP, out),
-                false => self.buffers.attended.put_floats(row, at, out),
+            match attended {
+                Attended::Groups(groups) => groups.put(kernels, row, at / GROUP, out),
+                Attended::Floats(floats) => floats.part(row, at..at + out.len()).copy_from_slice(out),
             }
         }
     }
+}
+
+/// See [`Pass::attended`].
+enum Attended<'p> {
+    Groups(ActivationWriter<'p>),
+    Floats(Writer<'p, f32>),
 }

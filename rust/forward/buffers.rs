@@ -2,9 +2,22 @@
 
 use crate::arch::config::Config;
 use crate::forward::decoder::Decoder;
-use crate::forward::matmul::Activations;
+use crate::forward::matmul::{Activations, Names};
+use crate::kernels::layout::{GROUP, TILE};
 use crate::weights::load::Layer;
-use crate::workers::shared::Shared;
+use crate::workers::shared::{Name, Shared, Table};
+
+// Their names, beside those of the pages of the cache and of logits, which have index 0 and 15.
+pub(super) const X: Name = Name::new(1, "the residual stream");
+pub(super) const QKV: Name = Name::new(2, "queries, keys and values");
+pub(super) const NORMED: Names = [Name::new(3, "normed floats"), Name::new(4, "normed values")];
+pub(super) const ATTENDED: Names = [Name::new(5, "attended floats"), Name::new(6, "attended values")];
+pub(super) const HIDDEN: Names = [Name::new(7, "hidden floats"), Name::new(8, "hidden values")];
+pub(super) const OUTPUT: Names = [Name::new(9, "output floats"), Name::new(10, "output values")];
+pub(super) const REST: Names = [Name::new(11, "floats of the output rest"), Name::new(12, "the output rest")];
+pub(super) const STATES: Name = Name::new(13, "states of segments");
+pub(super) const SUMS: Name = Name::new(14, "sums of segments");
+pub(super) const TOKENS: Name = Name::new(16, "tokens");
 
 /// Intermediate results of a pass, reused from one to the next.
 pub struct Buffers {
@@ -12,7 +25,7 @@ pub struct Buffers {
     pub rows: usize,
     /// The residual stream.
     pub(super) x: Shared<f32>,
-    /// Queries, keys and values.
+    /// Queries, keys and values, each padded to whole tiles.
     pub(super) qkv: Shared<f32>,
     /// Normed input of the layers' products.
     pub(super) normed: Activations,
@@ -32,15 +45,34 @@ impl Buffers {
         let Decoder { config, weights, .. } = decoder;
         let Config { n_embd, n_head, n_head_kv, head_dim, n_ff, .. } = *config;
         let floats = weights.layers.iter().flat_map(Layer::matrices).any(|matrix| matrix.dtype.is_float());
-        Self {
+        let attended = Activations::new(ATTENDED, n_head * head_dim, floats || !decoder.heads_are_groups());
+        let mut new = Self {
             rows,
-            x: Shared::zeroed(rows * n_embd),
-            qkv: Shared::zeroed(rows * (n_head + 2 * n_head_kv) * head_dim),
-            normed: Activations::new(n_embd, floats),
-            output: Activations::new(n_embd, weights.output.dtype.is_float()),
-            output_rest: Activations::new(n_embd, false),
-            attended: Activations::new(n_head * head_dim, floats || !decoder.heads_are_groups()),
-            hidden: Activations::new(n_ff, floats),
+            x: Shared::zeroed(X, Table::new(0, n_embd)),
+            qkv: Shared::zeroed(QKV, Table::new(0, qkv_columns(config).iter().sum())),
+            normed: Activations::new(NORMED, n_embd, floats),
+            output: Activations::new(OUTPUT, n_embd, weights.output.dtype.is_float()),
+            output_rest: Activations::new(REST, n_embd, false),
+            attended: attended.of_heads(n_head / n_head_kv, head_dim),
+            hidden: Activations::new(HIDDEN, n_ff, floats),
+        };
+        new.reset(rows);
+        new
+    }
+
+    /// Lays out those whose rows are the rows of a pass.
+    pub(super) fn reset(&mut self, rows: usize) {
+        for floats in [&mut self.x, &mut self.qkv] {
+            floats.arrange(Table::new(rows, floats.columns()).by_columns(GROUP));
+        }
+        for activations in [&mut self.normed, &mut self.attended, &mut self.hidden] {
+            activations.reset(rows);
         }
     }
+}
+
+/// Columns of the queries, the keys and the values of a row.
+pub(super) fn qkv_columns(config: &Config) -> [usize; 3] {
+    let Config { n_head, n_head_kv, head_dim, .. } = *config;
+    [n_head, n_head_kv, n_head_kv].map(|heads| (heads * head_dim).next_multiple_of(TILE))
 }

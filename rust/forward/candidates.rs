@@ -1,8 +1,9 @@
 //! The tokens that can be the most likely ones, as [`super::choose`] finds them.
 
+use crate::forward::buffers::TOKENS;
 use crate::kernels::layout::TILE;
 use crate::kernels::table::Kernels;
-use crate::workers::shared::Shared;
+use crate::workers::shared::{Shared, Table};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -36,7 +37,10 @@ pub(super) struct Candidate {
 
 impl Choices {
     pub(super) fn new(workers: usize, rows: usize) -> Self {
-        Self { found: (0..workers).map(|_| Mutex::default()).collect(), tokens: Shared::zeroed(rows) }
+        Self {
+            found: (0..workers).map(|_| Mutex::default()).collect(),
+            tokens: Shared::zeroed(TOKENS, Table::new(rows, 1)),
+        }
     }
 
     /// Keeps what `worker` found.

@@ -7,34 +7,37 @@
 
 use crate::forward::candidates::{Found, NONE};
 use crate::forward::decoder::Decoder;
+use crate::forward::matmul::norm;
 use crate::forward::plan::Pass;
 use crate::kernels::layout::TILE;
 use crate::sampling::distribution::argmax;
-use crate::workers::threads::Worker;
+use crate::workers::phase::Phase;
 
 impl Pass {
     /// No candidates yet, for each row of which the most likely token is wanted.
-    pub(super) fn no_candidates(&self) -> Vec<Found> {
+    pub(super) fn no_candidates(&self, phase: &Phase<'_>) -> Vec<Found> {
+        let rest = self.buffers.output_rest.read(phase);
         let error = |row| match self.decoder.splits_output() {
-            true => 1.001 * self.buffers.output_rest.norm(row) + f32::MIN_POSITIVE,
+            true => 1.001 * norm(&rest, row) + f32::MIN_POSITIVE,
             false => 0.0,
         };
         (0..self.chosen).map(|row| Found::new(error(row))).collect()
     }
 
     /// Keeps the candidates of this worker that no other one of its own rules out.
-    pub(super) fn keep_candidates(&self, worker: &Worker<'_>, mut found: Vec<Found>) {
+    pub(super) fn keep_candidates(&self, phase: &Phase<'_>, mut found: Vec<Found>) {
         for Found { low, candidates, .. } in &mut found {
             candidates.retain(|candidate| candidate.reaches(*low));
         }
-        self.choices.keep(worker.index, found);
+        self.choices.keep(phase.index(), found);
     }
 
     /// Chooses among the candidates of all workers.
-    pub(super) fn choose(&self, worker: &Worker<'_>, results: &mut Vec<[f32; TILE]>) {
+    pub(super) fn choose(&self, phase: &Phase<'_>, results: &mut Vec<[f32; TILE]>) {
         let Decoder { kernels, weights, .. } = &*self.decoder;
-        let rest = self.buffers.output_rest.rows();
-        for row in (worker.index..self.chosen).step_by(worker.count) {
+        let rest = self.buffers.output_rest.read(phase);
+        let mut tokens = phase.writer(&self.choices.tokens);
+        for row in std::iter::from_fn(|| phase.next_units()).flatten() {
             let found = self.choices.take(row);
             let low = found.iter().fold(f32::NEG_INFINITY, |low, found| low.max(found.low));
             let mut candidates: Vec<_> = found.into_iter().flat_map(|found| found.candidates).collect();
@@ -56,7 +59,7 @@ impl Pass {
                     *logit += results[row - first][token % TILE];
                 }
             }
-            self.choices.tokens.write(row..row + 1)[0] = argmax(&logits).map_or(NONE, |i| candidates[i as usize].token);
+            tokens.row(row)[0] = argmax(&logits).map_or(NONE, |i| candidates[i as usize].token);
         }
     }
 }

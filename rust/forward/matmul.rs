@@ -3,119 +3,144 @@
 //! Activations are quantised once per forward row, whatever the number of rows; a tile of weights is read and
 //! unpacked once for all rows. Threads share out tiles, never columns, so a result never depends on them.
 
-use crate::kernels::layout::{interleaved, interleaved_at, ActivationGroup, Rows, GROUP, INTERLEAVED, TILE};
+use crate::kernels::layout::{interleaved, ActivationGroup, Rows, GROUP, INTERLEAVED, TILE};
 use crate::kernels::table::Kernels;
 use crate::weights::matrix::Matrix;
-use crate::workers::shared::Shared;
+use crate::workers::phase::Phase;
+use crate::workers::shared::{Name, Shared, Table};
+use crate::workers::writer::Writer;
 use std::ops::Range;
 
 /// Rows of activations, ready for [`multiply`].
 pub struct Activations {
-    rows: usize,
     groups: usize,
     /// As they are, `[rows][columns]`, where they are kept.
     floats: Option<Shared<f32>>,
     /// See [`Rows::at`].
     quantised: Shared<ActivationGroup>,
+    /// Where they are written by heads: see [`Table::by_heads`].
+    heads: (usize, usize),
 }
+
+/// The names of activations as floats and quantised.
+pub type Names = [Name; 2];
 
 impl Activations {
     /// No rows of `columns` values yet; kept as floats too, for weights that are floats, if `floats`.
-    pub fn new(columns: usize, floats: bool) -> Self {
-        let groups = columns.div_ceil(GROUP);
-        Self { rows: 0, groups, floats: floats.then(|| Shared::zeroed(0)), quantised: Shared::zeroed(0) }
+    pub fn new(names: Names, columns: usize, floats: bool) -> Self {
+        let (groups, empty) = (columns.div_ceil(GROUP), Table::new(0, 0));
+        let floats = floats.then(|| Shared::zeroed(names[0], empty.clone()));
+        Self { groups, floats, quantised: Shared::zeroed(names[1], empty), heads: (1, GROUP) }
+    }
+
+    /// The same, of heads of `width` values; the first `group` share keys and values, and so on.
+    pub fn of_heads(self, group: usize, width: usize) -> Self {
+        Self { heads: (group, width), ..self }
     }
 
     /// Lays the buffer out for `rows` rows; values are what they are, or zero.
     pub fn reset(&mut self, rows: usize) {
-        self.rows = rows;
-        let groups = rows.next_multiple_of(interleaved(rows)) * self.groups;
-        if groups > self.quantised.len() {
-            self.quantised = Shared::zeroed(groups);
-            if let Some(floats) = &mut self.floats {
-                *floats = Shared::zeroed(groups * GROUP);
-            }
+        let (group, width) = self.heads;
+        if let Some(floats) = &mut self.floats {
+            floats.arrange(Table::new(rows, self.groups * GROUP).by_columns(GROUP).by_heads(group, width));
+        }
+        let table = Table::new(rows, self.groups).alternating(interleaved(rows));
+        self.quantised.arrange(table.by_columns(1).by_heads(group, (width / GROUP).max(1)));
+    }
+
+    /// The rows, in a phase that reads them.
+    pub fn read<'w>(&'w self, phase: &Phase<'w>) -> Rows<'w> {
+        let count = self.quantised.rows();
+        Rows {
+            count,
+            groups: self.groups,
+            interleaved: interleaved(count),
+            values: self.floats.as_ref().map_or(&[], |floats| phase.read(floats)),
+            quantised: phase.read(&self.quantised),
         }
     }
 
-    /// Sets the values of one row from group `first` on; `values` are whole groups.
-    pub fn put(&self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
-        self.put_floats(row, first * GROUP, values);
-        self.quantise(kernels, row, first, values);
+    /// Begins to write rows, in a phase that does.
+    pub fn writer<'p>(&'p self, phase: &'p Phase<'_>) -> ActivationWriter<'p> {
+        ActivationWriter { floats: self.floats_writer(phase), quantised: phase.writer(&self.quantised) }
     }
 
-    /// Sets group `g` of one row, whose values come in halves.
-    pub fn put_group(&self, kernels: &Kernels, row: usize, g: usize, halves: [&[f32; TILE]; 2]) {
-        for (half, values) in halves.into_iter().enumerate() {
-            self.put_floats(row, g * GROUP + half * TILE, values);
-        }
-        let at = self.at(row, g);
-        kernels.quantize(halves, &mut self.quantised.write(at..at + 1)[0]);
+    /// Begins to write them as floats, where these are kept.
+    pub fn floats_writer<'p>(&'p self, phase: &'p Phase<'_>) -> Option<Writer<'p, f32>> {
+        self.floats.as_ref().map(|floats| phase.writer(floats))
     }
 
-    fn quantise(&self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
-        let (halves, _) = values.as_chunks::<TILE>();
-        for (g, [left, right]) in (first..).zip(halves.as_chunks::<2>().0) {
-            let at = self.at(row, g);
-            kernels.quantize([left, right], &mut self.quantised.write(at..at + 1)[0]);
-        }
-    }
-
-    /// Sets some floats of a row, from column `first` on, where floats are kept.
-    pub fn put_floats(&self, row: usize, first: usize, values: &[f32]) {
-        if let Some(floats) = &self.floats {
-            let at = row * self.groups * GROUP + first;
-            floats.write(at..at + values.len()).copy_from_slice(values);
-        }
-    }
-
-    /// Completes a row of which [`Activations::put_floats`] set all parts.
+    /// Begins to complete rows of which the floats are there.
     ///
     /// # Panics
     /// If no floats are kept.
-    pub fn finish(&self, kernels: &Kernels, row: usize) {
-        let width = self.groups * GROUP;
-        let floats = self.floats.as_ref().expect("floats are kept");
-        self.quantise(kernels, row, 0, floats.read(row * width..(row + 1) * width));
+    pub fn completer<'p, 'w>(&'w self, phase: &'p Phase<'w>) -> (&'w [f32], ActivationWriter<'p>) {
+        let floats = phase.read(self.floats.as_ref().expect("floats are kept"));
+        (floats, ActivationWriter { floats: None, quantised: phase.writer(&self.quantised) })
+    }
+}
+
+/// Writes a worker's part of activations.
+pub struct ActivationWriter<'p> {
+    floats: Option<Writer<'p, f32>>,
+    quantised: Writer<'p, ActivationGroup>,
+}
+
+impl ActivationWriter<'_> {
+    /// Sets the values of one row from group `first` on; `values` are whole groups.
+    pub fn put(&mut self, kernels: &Kernels, row: usize, first: usize, values: &[f32]) {
+        if let Some(floats) = &mut self.floats {
+            floats.part(row, first * GROUP..first * GROUP + values.len()).copy_from_slice(values);
+        }
+        let groups = values.as_chunks::<TILE>().0.as_chunks::<2>().0;
+        let mut quantised = self.quantised.cells(row, first..first + groups.len());
+        for (i, [left, right]) in groups.iter().enumerate() {
+            kernels.quantize([left, right], quantised.at(i));
+        }
     }
 
-    /// Takes off `values`, a row of which `self` holds the quantised form, what that stands for.
-    pub fn subtract(&self, row: usize, values: &mut [f32]) {
+    /// Sets group `g` of some rows, whose values come in halves.
+    pub fn put_group<'v>(
+        &mut self,
+        kernels: &Kernels,
+        rows: Range<usize>,
+        g: usize,
+        halves: impl Fn(usize) -> [&'v [f32; TILE]; 2],
+    ) {
+        if let Some(floats) = &mut self.floats {
+            let mut group = floats.columns(g * GROUP..(g + 1) * GROUP);
+            for (i, row) in rows.clone().enumerate() {
+                let [left, right] = halves(i);
+                let (to_left, to_right) = group.row(row).split_at_mut(TILE);
+                to_left.copy_from_slice(left);
+                to_right.copy_from_slice(right);
+            }
+        }
+        let mut group = self.quantised.columns(g..g + 1);
+        for (i, row) in rows.enumerate() {
+            kernels.quantize(halves(i), &mut group.row(row)[0]);
+        }
+    }
+
+    /// Takes off `values`, a row that was put, what its quantised form stands for.
+    pub fn subtract(&mut self, row: usize, values: &mut [f32]) {
+        let mut quantised = self.quantised.cells(row, 0..values.len() / GROUP);
         for (g, values) in values.chunks_exact_mut(GROUP).enumerate() {
-            let at = self.at(row, g);
-            let group = &self.quantised.read(at..at + 1)[0];
+            let group = quantised.at(g);
             for (value, &quant) in values.iter_mut().zip(&group.quants) {
                 *value -= f32::from(quant) * group.scale;
             }
         }
     }
+}
 
-    /// Euclidean norm of a quantised row.
-    pub fn norm(&self, row: usize) -> f32 {
-        let square = |g| {
-            let at = self.at(row, g);
-            let group = &self.quantised.read(at..at + 1)[0];
-            let sum: i32 = group.quants.iter().map(|&q| i32::from(q) * i32::from(q)).sum();
-            f64::from(group.scale) * f64::from(group.scale) * f64::from(sum)
-        };
-        (0..self.groups).map(square).sum::<f64>().sqrt() as f32
-    }
-
-    /// The rows.
-    pub fn rows(&self) -> Rows<'_> {
-        Rows {
-            count: self.rows,
-            groups: self.groups,
-            interleaved: interleaved(self.rows),
-            values: self.floats.as_ref().map_or(&[], |floats| floats.read(0..self.rows * self.groups * GROUP)),
-            quantised: self.quantised.read(0..self.quantised.len()),
-        }
-    }
-
-    /// See [`Rows::at`].
-    fn at(&self, row: usize, group: usize) -> usize {
-        interleaved_at(row, group, self.groups, interleaved(self.rows))
-    }
+/// Euclidean norm of a quantised row.
+pub fn norm(rows: &Rows<'_>, row: usize) -> f32 {
+    let square = |group: &ActivationGroup| {
+        let sum: i32 = group.quants.iter().map(|&q| i32::from(q) * i32::from(q)).sum();
+        f64::from(group.scale) * f64::from(group.scale) * f64::from(sum)
+    };
+    (0..rows.groups).map(|g| square(&rows.quantised[rows.at(row, g)])).sum::<f64>().sqrt() as f32
 }
 
 /// Bytes of quantised activations that stay in the second-level cache while tiles pass over them.
@@ -124,23 +149,21 @@ const CACHED_ACTIVATIONS: usize = 1 << 20;
 /// Results of one call of the kernel, about: they stay in the first-level cache until they are used.
 const RESULTS: usize = 256;
 
-/// Multiplies `tiles` of `matrix` with all `rows`; `sink(row, columns, results)` gets every product once, some columns
-/// of a row at a time.
+/// Multiplies `tiles` of `matrix` with all `rows`; `sink(columns, rows, results)` gets every product once, of the
+/// columns of one tile with some rows at a time.
 pub fn multiply(
     kernels: &Kernels,
     matrix: &Matrix,
     tiles: Range<usize>,
     rows: &Rows<'_>,
     results: &mut Vec<[f32; TILE]>,
-    mut sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
+    mut sink: impl FnMut(Range<usize>, Range<usize>, &[[f32; TILE]]),
 ) {
     let results = std::array::from_mut(results);
     multiply_together(kernels, [matrix], tiles, 1, rows, results, |tiles, rows, [results]| {
         for (tile, results) in tiles.zip(results.chunks_exact(rows.len())) {
             let columns = tile * TILE..matrix.rows.min((tile + 1) * TILE);
-            for (row, results) in rows.clone().zip(results) {
-                sink(row, columns.clone(), results);
-            }
+            sink(columns, rows.clone(), results);
         }
     });
 }

@@ -15,3 +15,6 @@ mod feed_forward;
 mod output;
 mod choose;
 pub mod run;
+
+#[cfg(test)]
+mod tests;

@@ -9,21 +9,22 @@ use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
 use crate::forward::matmul::multiply;
 use crate::forward::plan::{Local, Pass, WantedRow};
-use crate::forward::project::{add, put, OUTPUT_PIECE};
+use crate::forward::project::{add, put};
 use crate::kernels::layout::TILE;
-use crate::workers::shared::Shared;
-use crate::workers::threads::Worker;
+use crate::workers::phase::Phase;
 
 /// Of weights whose products have no second part.
 const NO_BOUNDS: [f32; TILE] = [0.0; TILE];
 
 impl Pass {
     /// Norms and quantises the residual of every wanted row.
-    pub(super) fn output_norm(&self, worker: &Worker<'_>, local: &mut Local) {
+    pub(super) fn output_norm(&self, phase: &Phase<'_>, local: &mut Local) {
         let Decoder { kernels, weights, .. } = &*self.decoder;
-        let Buffers { output, output_rest, .. } = &self.buffers;
-        for i in worker.share(self.wanted.len(), 1) {
-            let values = self.normed(self.wanted[i].row, &weights.output_norm, &mut local.floats);
+        let Buffers { x, output, output_rest, .. } = &self.buffers;
+        let x = phase.read(x);
+        let [mut output, mut output_rest] = [output, output_rest].map(|activations| activations.writer(phase));
+        for i in std::iter::from_fn(|| phase.next_units()).flatten() {
+            let values = self.normed(x, self.wanted[i].row, &weights.output_norm, &mut local.floats);
             output.put(kernels, i, 0, values);
             if self.decoder.splits_output() {
                 output.subtract(i, values);
@@ -36,26 +37,30 @@ impl Pass {
     }
 
     /// Finds candidates for the first rows and computes the logits of the others; the second parts of these follow below.
-    pub(super) fn output_product(&self, worker: &Worker<'_>, local: &mut Local) {
-        let Decoder { config, kernels, weights } = &*self.decoder;
-        let logits = |wanted: &WantedRow| (&self.task.sequence(wanted.row).logits, wanted.result * config.n_vocab);
-        let logits: Vec<(&Shared<f32>, usize)> = self.wanted[self.chosen..].iter().map(logits).collect();
-        let mut found = self.no_candidates();
-        let rows = self.buffers.output.rows();
-        while let Some(tiles) = worker.take(weights.output.tile_count(), OUTPUT_PIECE) {
-            multiply(kernels, &weights.output, tiles, &rows, &mut local.results, |row, columns, values| {
-                let Some(i) = row.checked_sub(found.len()) else {
-                    let bounds = weights.output_bounds.get(columns.start / TILE).unwrap_or(&NO_BOUNDS);
-                    return found[row].look(kernels, columns, values, bounds);
-                };
-                let (to, at) = logits[if i < logits.len() { i } else { i - logits.len() }];
-                let to = to.write(at + columns.start..at + columns.end);
-                match i < logits.len() {
-                    true => put(values, to),
-                    false => add(values, to),
+    pub(super) fn output_product(&self, phase: &Phase<'_>, local: &mut Local) {
+        let Decoder { kernels, weights, .. } = &*self.decoder;
+        let logits = &self.wanted[self.chosen..];
+        let mut found = self.no_candidates(phase);
+        let input = self.buffers.output.read(phase);
+        while let Some(tiles) = phase.next_units() {
+            multiply(kernels, &weights.output, tiles, &input, &mut local.results, |columns, rows, results| {
+                let bounds = weights.output_bounds.get(columns.start / TILE).unwrap_or(&NO_BOUNDS);
+                for (row, values) in rows.zip(results) {
+                    let Some(i) = row.checked_sub(found.len()) else {
+                        found[row].look(kernels, columns.clone(), values, bounds);
+                        continue;
+                    };
+                    let second = i >= logits.len();
+                    let WantedRow { row, result } = logits[if second { i - logits.len() } else { i }];
+                    let mut to = phase.writer(&self.task.sequence(row).logits);
+                    let to = to.part(result, columns.clone());
+                    match second {
+                        false => put(values, to),
+                        true => add(values, to),
+                    }
                 }
             });
         }
-        self.keep_candidates(worker, found);
+        self.keep_candidates(phase, found);
     }
 }

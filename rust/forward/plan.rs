@@ -54,9 +54,7 @@ impl Pass {
             sequences[row.sequence].attention.as_ref().is_none_or(|attention| attention.is_exact(row.position))
         };
         let attention = AttentionPlan::new(config, rows, rows.iter().all(exact), workers);
-        buffers.normed.reset(rows.len());
-        buffers.attended.reset(rows.len());
-        buffers.hidden.reset(rows.len());
+        buffers.reset(rows.len());
         let wanted = |(row, of): (usize, &Row)| {
             sequences[of.sequence].result_at(of.position).map(|result| WantedRow { row, result })
         };

@@ -1,84 +1,98 @@
 //! The phases of a pass around its products: the embedding, the norms, and the projections from and to the residual
 //! stream.
 
+use crate::forward::buffers::qkv_columns;
 use crate::forward::decoder::Decoder;
 use crate::forward::matmul::{multiply, Activations};
 use crate::forward::plan::{Local, Pass};
 use crate::kernels::layout::{GROUP, TILE};
 use crate::weights::load::Layer;
 use crate::weights::matrix::Matrix;
-use crate::workers::threads::Worker;
+use crate::workers::phase::Phase;
 use std::ops::Range;
 
 impl Pass {
-    pub(super) fn embed(&self, worker: &Worker<'_>) {
-        for row in worker.share(self.task.rows.len(), 1) {
-            let x = self.buffers.x.write(self.residual(row));
-            self.decoder.weights.embedding.row(self.task.rows[row].token as usize, x);
+    pub(super) fn embed(&self, phase: &Phase<'_>) {
+        let mut x = phase.writer(&self.buffers.x);
+        while let Some(rows) = phase.next_units() {
+            for row in rows {
+                self.decoder.weights.embedding.row(self.task.rows[row].token as usize, x.row(row));
+            }
         }
     }
 
-    pub(super) fn norm(&self, worker: &Worker<'_>, gain: &[f32], local: &mut Local) {
-        for row in worker.share(self.task.rows.len(), 1) {
-            let normed = self.normed(row, gain, &mut local.floats);
-            self.buffers.normed.put(&self.decoder.kernels, row, 0, normed);
+    pub(super) fn norm(&self, phase: &Phase<'_>, gain: &[f32], local: &mut Local) {
+        let x = phase.read(&self.buffers.x);
+        let mut normed = self.buffers.normed.writer(phase);
+        while let Some(rows) = phase.next_units() {
+            for row in rows {
+                normed.put(&self.decoder.kernels, row, 0, self.normed(x, row, gain, &mut local.floats));
+            }
         }
     }
 
     /// The normed residual of a row, as whole groups.
-    pub(super) fn normed<'l>(&self, row: usize, gain: &[f32], floats: &'l mut Vec<f32>) -> &'l mut [f32] {
+    pub(super) fn normed<'l>(&self, x: &[f32], row: usize, gain: &[f32], floats: &'l mut Vec<f32>) -> &'l mut [f32] {
         let Decoder { config, kernels, .. } = &*self.decoder;
         floats.clear();
         floats.resize(config.n_embd.next_multiple_of(GROUP), 0.0);
-        kernels.rms_norm(self.buffers.x.read(self.residual(row)), gain, config.rms_eps, &mut floats[..config.n_embd]);
+        let x = &x[row * config.n_embd..(row + 1) * config.n_embd];
+        kernels.rms_norm(x, gain, config.rms_eps, &mut floats[..config.n_embd]);
         floats
     }
 
     /// Queries, keys and values.
-    pub(super) fn project(&self, worker: &Worker<'_>, layer: &Layer, local: &mut Local) {
-        let width: usize = layer.qkv.iter().map(|m| m.rows).sum();
-        let count = layer.qkv.iter().map(Matrix::tile_count).sum();
-        while let Some(share) = worker.take(count, self.step(1)) {
-            let (mut first_tile, mut first_column) = (0, 0);
+    pub(super) fn project(&self, phase: &Phase<'_>, layer: &Layer, local: &mut Local) {
+        let input = self.buffers.normed.read(phase);
+        let mut qkv = phase.writer(&self.buffers.qkv);
+        while let Some(share) = phase.next_units() {
+            let mut first = 0;
             for matrix in &layer.qkv {
-                let own = |at: usize| at.clamp(first_tile, first_tile + matrix.tile_count()) - first_tile;
-                let tiles = own(share.start)..own(share.end);
-                self.multiply(matrix, tiles, &self.buffers.normed, local, |row, columns, values| {
-                    let at = row * width + first_column;
-                    put(values, self.buffers.qkv.write(at + columns.start..at + columns.end));
+                let own = |at: usize| at.clamp(first, first + matrix.tile_count()) - first;
+                let (tiles, at) = (own(share.start)..own(share.end), first * TILE);
+                let kernels = &self.decoder.kernels;
+                multiply(kernels, matrix, tiles, &input, &mut local.results, |columns, rows, results| {
+                    let mut tile = qkv.columns(at + columns.start..at + columns.end);
+                    rows.zip(results).for_each(|(row, values)| put(values, tile.row(row)));
                 });
-                first_tile += matrix.tile_count();
-                first_column += matrix.rows;
+                first += matrix.tile_count();
             }
         }
     }
 
     /// Quantises the attention output, where heads did not do it themselves.
-    pub(super) fn quantize_attended(&self, worker: &Worker<'_>) {
-        for row in worker.share(self.task.rows.len(), 1) {
-            self.buffers.attended.finish(&self.decoder.kernels, row);
+    pub(super) fn quantize_attended(&self, phase: &Phase<'_>) {
+        let (floats, mut quantised) = self.buffers.attended.completer(phase);
+        let width = floats.len() / self.task.rows.len();
+        while let Some(rows) = phase.next_units() {
+            for row in rows {
+                quantised.put(&self.decoder.kernels, row, 0, &floats[row * width..(row + 1) * width]);
+            }
         }
     }
 
     /// Adds the product of `matrix` and `input` to the residual stream.
-    pub(super) fn add_product(&self, worker: &Worker<'_>, matrix: &Matrix, input: &Activations, local: &mut Local) {
-        while let Some(tiles) = worker.take(matrix.tile_count(), self.step(1)) {
-            self.multiply(matrix, tiles, input, local, |row, columns, values| {
-                let at = self.residual(row).start;
-                add(values, self.buffers.x.write(at + columns.start..at + columns.end));
+    pub(super) fn add_product(&self, phase: &Phase<'_>, matrix: &Matrix, input: &Activations, local: &mut Local) {
+        let input = input.read(phase);
+        let mut x = phase.writer(&self.buffers.x);
+        while let Some(tiles) = phase.next_units() {
+            multiply(&self.decoder.kernels, matrix, tiles, &input, &mut local.results, |columns, rows, results| {
+                let mut tile = x.columns(columns);
+                rows.zip(results).for_each(|(row, values)| add(values, tile.row(row)));
             });
         }
-    }
-
-    pub(super) fn residual(&self, row: usize) -> Range<usize> {
-        let width = self.decoder.config.n_embd;
-        row * width..(row + 1) * width
     }
 
     /// Where head `head` of a row stands among its queries, keys and values.
     pub(super) fn head(&self, row: usize, head: usize) -> Range<usize> {
         let config = &self.decoder.config;
-        let at = (row * (config.n_head + 2 * config.n_head_kv) + head) * config.head_dim;
+        let [queries, keys, values] = qkv_columns(config);
+        let column = match head {
+            head if head < config.n_head => head * config.head_dim,
+            head if head < config.n_head + config.n_head_kv => queries + (head - config.n_head) * config.head_dim,
+            head => queries + keys + (head - config.n_head - config.n_head_kv) * config.head_dim,
+        };
+        let at = row * (queries + keys + values) + column;
         at..at + config.head_dim
     }
 
@@ -90,30 +104,7 @@ impl Pass {
         let [cos, sin] = self.angles[rope].each_ref().map(|a| &a[row * pairs..(row + 1) * pairs]);
         self.decoder.kernels.rope(head, cos, sin);
     }
-
-    /// Tiles that are worth being taken alone, a multiple of `least`: the fewer rows, the more.
-    pub(super) fn step(&self, least: usize) -> usize {
-        (PIECE / self.task.rows.len()).max(1).next_multiple_of(least)
-    }
-
-    /// Multiplies some tiles with all rows of `input`: `sink(row, columns, values)`; the last tile may have fewer
-    /// columns than values.
-    pub(super) fn multiply(
-        &self,
-        matrix: &Matrix,
-        tiles: Range<usize>,
-        input: &Activations,
-        local: &mut Local,
-        sink: impl FnMut(usize, Range<usize>, &[f32; TILE]),
-    ) {
-        multiply(&self.decoder.kernels, matrix, tiles, &input.rows(), &mut local.results, sink);
-    }
 }
-
-/// Products of a tile and a row that are worth being taken alone.
-pub(super) const PIECE: usize = 16;
-/// The same of tiles of the output product, whatever the rows.
-pub(super) const OUTPUT_PIECE: usize = 16;
 
 /// Stores the results of a tile; whole ones, nearly all, as one fixed-size copy instead of a call.
 pub(super) fn put(values: &[f32; TILE], to: &mut [f32]) {

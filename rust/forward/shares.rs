@@ -3,9 +3,11 @@
 use crate::arch::config::Config;
 use crate::attention::cache::PAGE;
 use crate::attention::units::Unit;
+use crate::forward::buffers::{STATES, SUMS};
 use crate::forward::task::Row;
 use crate::kernels::softmax::SoftmaxState;
-use crate::workers::shared::Shared;
+use crate::workers::phase::Pieces;
+use crate::workers::shared::{Shared, Table};
 use std::ops::Range;
 
 /// Reading keys and values takes about as long as attending for so many queries.
@@ -22,21 +24,28 @@ const PIECES: usize = 4;
 pub(super) struct AttentionPlan {
     /// Rows of one sequence, in one block of positions, that attend together.
     pub(super) units: Vec<Range<usize>>,
+    /// What a worker takes at a time: heads of units, or parts of them. The queries of all rows count by heads of keys, then
+    /// by rows, then by heads of queries; the results of segments come after them.
+    pub(super) pieces: Pieces,
     pub(super) split: Option<Split>,
 }
 
 /// Attention of few rows: workers share the segments of all heads evenly. Where they share a head, its segments are
 /// merged after.
 pub(super) struct Split {
-    /// For each worker that the pass was planned for.
-    pub(super) parts: Vec<Vec<Part>>,
+    /// In the order of the workers that the pass was planned for.
+    pub(super) parts: Vec<Part>,
     pub(super) shared: Vec<SharedHead>,
+    /// Which queries of which shared head are merged at a time.
+    pub(super) merged: Vec<(usize, Range<usize>)>,
+    pub(super) merging: Pieces,
     pub(super) states: Shared<SoftmaxState>,
     pub(super) sums: Shared<f32>,
 }
 
 /// Segments of one head of a unit.
 pub(super) struct Part {
+    pub(super) worker: usize,
     pub(super) unit: usize,
     pub(super) head: usize,
     pub(super) segments: Range<usize>,
@@ -72,14 +81,39 @@ impl AttentionPlan {
             }
         }
         let few = units.len() * config.n_head_kv < PIECES * workers;
-        let split = (workers > 1 && dense && few).then(|| Split::new(config, rows, &units, workers));
-        Self { units, split }
+        let queries = Queries { rows: rows.len(), group, heads: config.n_head_kv };
+        if workers > 1 && dense && few {
+            let (split, pieces) = Split::new(config, rows, &units, queries, workers);
+            return Self { units, pieces, split: Some(split) };
+        }
+        let pieces = units.iter().flat_map(|unit| (0..config.n_head_kv).map(|head| queries.of(head, unit)));
+        let pieces = Pieces::new(queries.count(), pieces.zip(0..).collect());
+        Self { units, pieces, split: None }
+    }
+}
+
+/// The queries of a pass.
+#[derive(Clone, Copy)]
+struct Queries {
+    rows: usize,
+    group: usize,
+    heads: usize,
+}
+
+impl Queries {
+    fn count(self) -> usize {
+        self.heads * self.rows * self.group
+    }
+
+    /// Those of some rows that attend to a head of keys.
+    fn of(self, head: usize, rows: &Range<usize>) -> Range<usize> {
+        (head * self.rows + rows.start) * self.group..(head * self.rows + rows.end) * self.group
     }
 }
 
 impl Split {
-    fn new(config: &Config, rows: &[Row], units: &[Range<usize>], workers: usize) -> Self {
-        let group = config.n_head / config.n_head_kv;
+    fn new(config: &Config, rows: &[Row], units: &[Range<usize>], all: Queries, workers: usize) -> (Self, Pieces) {
+        let group = all.group;
         // Work by segment: positions, as often as they are attended to.
         let works = |unit: &Range<usize>| -> Vec<usize> {
             let (first, past) = (rows[unit.start].position, rows[unit.end - 1].position + 1);
@@ -89,8 +123,8 @@ impl Split {
         };
         let total = config.n_head_kv * units.iter().flat_map(works).sum::<usize>();
 
-        let mut parts: Vec<Vec<Part>> = (0..workers).map(|_| Vec::new()).collect();
-        let (mut shared, mut results, mut before) = (Vec::new(), 0, 0);
+        let (mut parts, mut shared, mut merged, mut merging) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut results, mut before) = (0, 0);
         for (unit, rows) in units.iter().enumerate() {
             let (works, queries) = (works(rows), rows.len() * group);
             for head in 0..config.n_head_kv {
@@ -107,17 +141,38 @@ impl Split {
                     let segments = end..end + same.len();
                     end = segments.end;
                     let results = several.then_some(results + segments.start * queries);
-                    parts[same[0]].push(Part { unit, head, segments, results });
+                    parts.push(Part { worker: same[0], unit, head, segments, results });
                 }
                 if several {
                     let start = results;
                     results += owners.len() * queries;
+                    let own = |worker: usize| queries * worker / workers..queries * (worker + 1) / workers;
+                    let at = all.of(head, rows).start;
+                    for (worker, own) in (0..workers).map(|worker| (worker, own(worker))) {
+                        merging.push((at + own.start..at + own.end, worker));
+                        merged.push((shared.len(), own));
+                    }
                     shared.push(SharedHead { unit, head, results: start..results });
                 }
             }
         }
+        let piece = |part: &Part| {
+            let rows = &units[part.unit];
+            let queries = match part.results {
+                None => all.of(part.head, rows),
+                Some(start) => {
+                    let start = all.count() + start;
+                    start..start + part.segments.len() * rows.len() * group
+                }
+            };
+            (queries, part.worker)
+        };
+        let pieces = Pieces::new(all.count() + results, parts.iter().map(piece).collect());
+        let merging = Pieces::new(all.count(), merging);
         let width = config.head_dim.next_multiple_of(16);
-        Self { parts, shared, states: Shared::zeroed(results), sums: Shared::zeroed(results * width) }
+        let [states, sums] = [1, width].map(|columns| Table::new(results, columns).from_unit(all.count()));
+        let (states, sums) = (Shared::zeroed(STATES, states), Shared::zeroed(SUMS, sums));
+        (Self { parts, shared, merged, merging, states, sums }, pieces)
     }
 }
 

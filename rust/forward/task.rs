@@ -3,7 +3,8 @@
 use crate::attention::cache::{KvCache, Page};
 use crate::attention::patterns::PromptAttention;
 use crate::error::{no_room_for_logits, Result};
-use crate::workers::shared::Shared;
+use crate::kernels::layout::GROUP;
+use crate::workers::shared::{Name, Shared, Table};
 use std::sync::Arc;
 
 /// New tokens of one sequence.
@@ -76,6 +77,8 @@ impl Outcome {
     }
 }
 
+pub(super) const LOGITS: Name = Name::new(15, "logits");
+
 /// What the passes of a forward read of a sequence, and what they give for it.
 pub struct Sequence {
     pub(super) pages: Vec<Arc<Page>>,
@@ -93,11 +96,12 @@ impl Sequence {
     /// # Errors
     /// [`crate::error::Error::Memory`] if there is none; the cache is then as before.
     pub fn new(input: &mut Input<'_, KvCache>, n_vocab: usize) -> Result<Self> {
-        let logits = match input.wanted {
+        let rows = match input.wanted {
             Wanted::Choices(_) => 0,
-            Wanted::Logits(_) => (input.tokens.len() - input.unwanted()).saturating_mul(n_vocab),
+            Wanted::Logits(_) => input.tokens.len() - input.unwanted(),
         };
-        let logits = Shared::try_zeroed(logits).ok_or_else(|| no_room_for_logits(logits))?;
+        let logits = Shared::try_zeroed(LOGITS, Table::new(rows, n_vocab).by_columns(GROUP));
+        let logits = logits.ok_or_else(|| no_room_for_logits(rows.saturating_mul(n_vocab)))?;
         input.sequence.reserve(input.tokens.len())?;
         Ok(Self {
             pages: input.sequence.pages().to_vec(),

@@ -1,5 +1,6 @@
-//! Where the workers of a run wait for each other.
+//! Where the workers of a run wait for each other, and see that all go on alike.
 
+use crate::workers::runs::Run;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -28,13 +29,14 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> Duration {
 #[derive(Default)]
 pub(super) struct Apart<T>(pub(super) T);
 
-/// A spinning barrier that also carries the news of a panic.
+/// A spinning barrier that also carries the news of a panic, and what each worker means to do after it.
 ///
 /// Performance note: to pass it a worker writes to its own line and reads those of the others, which is quicker than a
 /// counter that all write to and the last one resets (a decode step of SmolLM2-135M passes 200 barriers). Only who helps
 /// another to end its share writes to that one's line.
 pub(super) struct Barrier {
     pub(super) count: usize,
+    pub(super) run: Run,
     /// By worker.
     progress: Box<[Apart<Progress>]>,
     pub(super) broken: AtomicBool,
@@ -47,24 +49,35 @@ struct Progress {
     /// How many barriers the worker has come to.
     round: AtomicUsize,
     taken: Taken,
+    /// What it does after a barrier with an even number, and after one with an odd number: nobody comes to the next but
+    /// one before all have seen it.
+    plans: [[AtomicU64; 2]; 2],
 }
+
+/// What a worker does between two barriers: see [`super::phase`].
+pub(super) type Plan = [u64; 2];
 
 impl Barrier {
     pub(super) fn new(count: usize) -> Self {
         let progress = (0..count).map(|_| Apart::default()).collect();
-        Self { count, progress, broken: AtomicBool::new(false), stalled: AtomicU64::new(0) }
+        Self { count, run: Run::begin(), progress, broken: AtomicBool::new(false), stalled: AtomicU64::new(0) }
     }
 
     /// How many barriers `worker` has come to.
-    fn round(&self, worker: usize) -> usize {
+    pub(super) fn round(&self, worker: usize) -> usize {
         self.progress[worker].0.round.load(Ordering::Acquire)
     }
 
     /// Waits until all other workers came as far as `worker`.
-    pub(super) fn wait(&self, worker: usize) {
-        let round = self.round(worker) + 1;
+    ///
+    /// # Panics
+    /// If one of them has another plan, or panicked.
+    pub(super) fn wait(&self, worker: usize, plan: Plan) {
+        let own = &self.progress[worker].0;
+        let round = own.round.load(Ordering::Relaxed) + 1;
         assert!(round < 1 << ROUND_BITS, "too many barriers for a run");
-        self.progress[worker].0.round.store(round, Ordering::Release);
+        own.plans[round % 2].iter().zip(plan).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+        own.round.store(round, Ordering::Release);
         let stalled = wait_until(|| {
             assert!(!self.broken.load(Ordering::Relaxed), "another worker of this run panicked");
             (0..self.count).all(|other| self.round(other) >= round)
@@ -73,6 +86,10 @@ impl Barrier {
         if !stalled.is_zero() && round > 1 {
             self.stalled.fetch_add(stalled.as_nanos() as u64, Ordering::Relaxed);
         }
+        let same = |other: &Apart<Progress>| {
+            other.0.plans[round % 2].each_ref().map(|word| word.load(Ordering::Relaxed)) == plan
+        };
+        assert!(self.progress.iter().all(same), "the workers of a run begin different phases");
     }
 
     /// Takes for `worker` some of the `len` pieces of what is `owner`'s share until the next barrier, `part(left)` of

@@ -17,6 +17,7 @@
 
 use crate::workers::affinity;
 use crate::workers::barrier::{wait_until, Barrier};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,25 +44,28 @@ pub type Program = Arc<dyn Fn(&mut Worker<'_>) + Send + Sync>;
 /// What a caller is asked while its program runs: whether to stop.
 pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
-/// One of the threads that run a program.
+/// One of the threads that run a program. What it does in common with others it does in a [`Phase`](super::phase::Phase).
 pub struct Worker<'a> {
     /// Number of this worker; 0 is the calling thread.
-    pub index: usize,
-    /// Number of workers.
-    pub count: usize,
-    barrier: &'a Barrier,
-    poll: Option<&'a mut Poll<'a>>,
+    pub(super) index: usize,
+    pub(super) barrier: &'a Barrier,
+    poll: &'a dyn Fn() -> bool,
 }
 
 impl Worker<'_> {
-    /// Waits until every worker of the run is here; what they wrote before is visible after.
-    pub fn barrier(&self) {
-        self.barrier.wait(self.index);
+    /// Number of this worker; 0 is the calling thread.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Number of workers.
+    pub fn count(&self) -> usize {
+        self.barrier.count
     }
 
     /// Whether the caller wants the program to stop; only worker 0 is told.
-    pub fn poll(&mut self) -> bool {
-        self.poll.as_mut().is_some_and(|poll| poll())
+    pub fn poll(&self) -> bool {
+        (self.poll)()
     }
 
     /// This worker's share of `0..units`, cut at multiples of `step`.
@@ -71,23 +75,19 @@ impl Worker<'_> {
     }
 
     fn share_of(&self, worker: usize, pieces: usize) -> Range<usize> {
-        let cut = |i: usize| pieces * i / self.count;
+        let cut = |i: usize| pieces * i / self.count();
         cut(worker)..cut(worker + 1)
     }
 
-    /// Some of `0..units` that no worker has taken since the last barrier, or `None` when all are.
-    ///
-    /// A worker goes through its own share from the front, so that it reads on where it stopped (hardware and kernels
-    /// fetch ahead), and then helps others from the back of theirs. What is taken are multiples of `step`, fewer
-    /// towards the end, so that workers end together even if one is slower. Only one set of units can be shared out
-    /// between two barriers, for which every worker gives the same `units` and `step`.
-    pub fn take(&self, units: usize, step: usize) -> Option<Range<usize>> {
-        let pieces = units.div_ceil(step);
-        (self.index..self.index + self.count).map(|i| i % self.count).find_map(|worker| {
+    /// Some of `0..units` that no worker has taken since the last barrier, or `None` when all are; every worker gives the
+    /// same `units` and `step`. See [`Units::Taken`](super::phase::Units::Taken).
+    pub(super) fn take(&self, units: usize, step: usize) -> Option<Range<usize>> {
+        let (pieces, count) = (units.div_ceil(step), self.count());
+        (self.index..self.index + count).map(|i| i % count).find_map(|worker| {
             let share = self.share_of(worker, pieces);
             let part = |left: usize| match worker == self.index {
                 // A single worker has nobody to wait for.
-                true if self.count == 1 => left,
+                true if count == 1 => left,
                 true => 3 * left / 4,
                 false => left / 2,
             };
@@ -106,7 +106,9 @@ struct Team {
 impl Team {
     /// Runs the program as worker `index`; a panic breaks the barrier so that the others stop too.
     fn work<'a>(&'a self, index: usize, poll: Option<&'a mut Poll<'a>>) -> std::thread::Result<()> {
-        let mut worker = Worker { index, count: self.barrier.count, barrier: &self.barrier, poll };
+        let poll = RefCell::new(poll);
+        let poll = || poll.borrow_mut().as_mut().is_some_and(|poll| poll());
+        let mut worker = Worker { index, barrier: &self.barrier, poll: &poll };
         let result = catch_unwind(AssertUnwindSafe(|| (self.program)(&mut worker)));
         if result.is_err() {
             self.barrier.broken.store(true, Ordering::Relaxed);
@@ -359,4 +361,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -24,9 +24,9 @@ fn cache(len: usize) -> KvCache {
         let mut rows = FixedRows::default();
         rows.push(&kernels, &pair[..WIDTH], largest_quant(WIDTH));
         rows.push(&kernels, &pair[WIDTH..], LARGEST_VALUE);
-        let page = &cache.pages()[position / PAGE];
-        page.store_key(0, 0, position % PAGE, rows.row(0), rows.scales[0]);
-        page.store_value(0, 0, position % PAGE, rows.row(1), rows.scales[1]);
+        let mut page = cache.page_mut(position / PAGE).alone();
+        page.key(0, 0, position % PAGE, rows.row(0), rows.scales[0]);
+        page.value(0, 0, position % PAGE, rows.row(1), rows.scales[1]);
     }
     cache.commit(len);
     cache
@@ -35,7 +35,7 @@ fn cache(len: usize) -> KvCache {
 /// Which blocks each query of `rows` rows from `position` on keeps.
 fn kept(kernels: &Kernels, cache: &KvCache, pattern: &Pattern, position: usize, rows: usize) -> Vec<Vec<bool>> {
     let pages = cache.pages();
-    let unit = Unit { kernels, pages, layer: 0, head: 0, position, rows, group: GROUP, width: WIDTH };
+    let unit = Unit { kernels, pages, phase: None, layer: 0, head: 0, position, rows, group: GROUP, width: WIDTH };
     let mut queries = Queries::default();
     for query in floats((position + rows) * GROUP * WIDTH, 2)[position * GROUP * WIDTH..].chunks_exact(WIDTH) {
         queries.floats.extend_from_slice(query);
@@ -64,7 +64,7 @@ fn scores(cache: &KvCache, position: usize, query: usize) -> Vec<f64> {
     let queries = floats((position + 1) * GROUP * WIDTH, 2);
     let query = &queries[(position * GROUP + query) * WIDTH..][..WIDTH];
     let score = |key: usize| {
-        let block = cache.pages()[key / PAGE].block(0, 0);
+        let block = cache.pages()[key / PAGE].block(None, 0, 0);
         let quant = |d: usize| f64::from(block.keys[(d / 2 * PAGE + key % PAGE) * 2 + d % 2]);
         let scale = f64::from(block.key_scales[key % PAGE]);
         (0..WIDTH).map(|d| f64::from(query[d]) * quant(d) * scale).sum()
@@ -203,8 +203,8 @@ fn blocks_are_given_up_whose_best_key_weighs_too_little() {
 #[test]
 fn what_is_no_number_leaves_nothing_out() {
     for position in [5, 200] {
-        let cache = cache(7 * PAGE);
-        cache.pages()[position / PAGE].store_key(0, 0, position % PAGE, &[1; WIDTH], f32::NAN);
+        let mut cache = cache(7 * PAGE);
+        cache.page_mut(position / PAGE).alone().key(0, 0, position % PAGE, &[1; WIDTH], f32::NAN);
         for kernels in Kernels::available() {
             for kept in kept(&kernels, &cache, &by_scores(0.5), 6 * PAGE, 3) {
                 assert!(kept.iter().all(|&kept| kept), "{kernels:?} {position}");

@@ -1,4 +1,12 @@
 use super::*;
+use crate::workers::phase::{Access, Units};
+
+/// Runs a program on `count` workers, whatever the machine has; returns how many there were.
+pub(crate) fn run_on(count: usize, program: Program) -> Option<usize> {
+    cores(count).run(count, program, &mut || false)
+}
+
+const NOTHING: Access = Access::named("nothing");
 
 fn cores(count: usize) -> Cores {
     let cpus = affinity::allowed().0;
@@ -11,7 +19,7 @@ fn counting() -> (Arc<AtomicUsize>, Program) {
     let count = Arc::new(AtomicUsize::new(0));
     let counter = count.clone();
     let program = Arc::new(move |worker: &mut Worker<'_>| {
-        worker.barrier();
+        worker.phase(NOTHING, Units::Shares(0));
         counter.fetch_add(1, Ordering::Relaxed);
     });
     (count, program)
@@ -54,8 +62,8 @@ fn waiting_for_cores_can_be_stopped() {
 fn cores_are_free_again_after_a_panic() {
     let cores = cores(2);
     let program: Program = Arc::new(|worker: &mut Worker<'_>| {
-        assert!(worker.index != 0, "this panic is part of the test");
-        worker.barrier();
+        assert!(worker.index() != 0, "this panic is part of the test");
+        worker.phase(NOTHING, Units::Shares(0));
     });
     let result = catch_unwind(AssertUnwindSafe(|| cores.run(2, program, &mut || false)));
     assert!(result.is_err());
@@ -84,14 +92,15 @@ fn every_unit_is_taken_once() {
         let marks = taken.clone();
         let program: Program = Arc::new(move |worker: &mut Worker<'_>| {
             for (round, &(units, step)) in ROUNDS.iter().enumerate() {
-                if worker.index == round % worker.count {
+                if worker.index() == round % worker.count() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                while let Some(some) = (step > 0).then(|| worker.take(units, step)).flatten() {
+                let phase = worker.phase(NOTHING, Units::Taken { count: units, step: step.max(1) });
+                while let Some(some) = (step > 0).then(|| phase.next_units()).flatten() {
                     assert!(some.start.is_multiple_of(step) && (some.end.is_multiple_of(step) || some.end == units));
                     some.for_each(|unit| _ = marks[round][unit].fetch_add(1, Ordering::Relaxed));
                 }
-                worker.barrier();
+                worker.phase(NOTHING, Units::Shares(0));
                 assert!(marks[round].iter().all(|mark| mark.load(Ordering::Relaxed) == 1));
             }
         });

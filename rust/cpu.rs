@@ -18,6 +18,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Rows of one pass; longer inputs go through in chunks.
 const MAX_ROWS: usize = 256;
 
+/// How many passes over the weights there were.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Passes {
+    /// All of them.
+    pub all: u64,
+    /// Those that had fewer workers than asked for, because other processes held the cores or the system refused threads.
+    pub short: u64,
+}
+
 /// A loaded model; immutable, shared by any number of caches.
 pub struct CpuModel {
     decoder: Arc<Decoder>,
@@ -76,11 +85,10 @@ impl CpuModel {
         &self.decoder.kernels
     }
 
-    /// Passes over the weights so far, and how many of them had fewer workers than asked for, because other processes
-    /// held the cores or the system refused threads.
-    pub fn passes(&self) -> (u64, u64) {
-        let [all, short] = &self.passes;
-        (all.load(Ordering::Relaxed), short.load(Ordering::Relaxed))
+    /// Passes over the weights so far.
+    pub fn passes(&self) -> Passes {
+        let [all, short] = self.passes.each_ref().map(|count| count.load(Ordering::Relaxed));
+        Passes { all, short }
     }
 
     /// What the tensors add to the identity of the model.

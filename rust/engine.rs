@@ -7,7 +7,7 @@ use crate::attention::patterns::{Pattern, PromptAttention};
 use crate::candle::cache::CandleCache;
 use crate::candle::decoder::CandleModel;
 use crate::candle::weights::check_device;
-use crate::cpu::CpuModel;
+use crate::cpu::{CpuModel, Passes};
 use crate::error::{Error, Result};
 use crate::forward::task::{Input, Outcome};
 use crate::identity::Identity;
@@ -98,11 +98,11 @@ impl Engine {
         }
     }
 
-    /// Passes over the weights so far, and how many of them had fewer workers than asked for.
-    pub fn passes(&self) -> (u64, u64) {
+    /// Passes over the weights so far; candle does not count them.
+    pub fn passes(&self) -> Passes {
         match self {
             Self::Cpu(model) => model.passes(),
-            Self::Candle(_) => (0, 0),
+            Self::Candle(_) => Passes::default(),
         }
     }
 

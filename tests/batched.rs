@@ -148,12 +148,12 @@ fn random_groups_have_the_bits_of_single_calls() {
                     let mut together = alone.clone();
                     let wanted: Vec<_> = drawn.iter().zip(&mut alone).map(|(it, c)| it.alone(&model, c)).collect();
 
-                    let before = model.passes().0;
+                    let before = model.passes().all;
                     let inputs = drawn.iter().zip(&mut together).map(|(it, cache)| it.input(cache, it.wanted));
                     let found = model.forward(&mut inputs.collect::<Vec<_>>(), &mut || false).unwrap();
                     let rows: usize = drawn.iter().map(|drawn| drawn.tokens.len()).sum();
-                    assert_eq!(model.passes().0 - before, rows.div_ceil(256) as u64);
-                    passes += model.passes().0 - before;
+                    assert_eq!(model.passes().all - before, rows.div_ceil(256) as u64);
+                    passes += model.passes().all - before;
                     mixed += u64::from(found.windows(2).any(
                         |w| matches!(w, [Outcome::Choices(c), Outcome::Logits(l)] if !c.is_empty() && !l.is_empty()),
                     ));

@@ -62,10 +62,10 @@ impl CacheShape {
     }
 }
 
-/// Numbers that a position of a head has beside its quants: see [`Block`].
+/// Numbers that a position of a head has beside its quants: see [`KvBlock`].
 const FLOATS: usize = 3;
 
-/// Keys and values of 64 positions, in fixed point: for each layer and head what [`Block`] refers to, one after the other,
+/// Keys and values of 64 positions, in fixed point: for each layer and head what [`KvBlock`] refers to, one after the other,
 /// in words of two quants or one number.
 pub struct Page {
     shape: CacheShape,
@@ -77,7 +77,7 @@ pub struct Page {
 /// Keys and values of one head at 64 positions. Pairs of what a product adds up lie side by side, and pairs of neighbouring
 /// columns after each other, so that both products of attention run along registers.
 #[derive(Clone, Copy)]
-pub struct Block<'a> {
+pub struct KvBlock<'a> {
     /// Quants of the keys, `[padded_dim / 2][PAGE][2]`.
     pub keys: &'a [i16],
     /// Quants of the values, `[PAGE / 2][padded_dim][2]`.
@@ -151,7 +151,7 @@ impl Page {
     }
 
     /// What is stored of one head: read in `phase`, or outside of runs, where nobody writes the page any more.
-    pub fn block<'a>(&'a self, phase: Option<&Phase<'a>>, layer: usize, head: usize) -> Block<'a> {
+    pub fn block<'a>(&'a self, phase: Option<&Phase<'a>>, layer: usize, head: usize) -> KvBlock<'a> {
         let len = self.shape.head_len();
         let at = (layer * self.shape.n_head_kv + head) * len;
         let head = match phase {
@@ -163,7 +163,7 @@ impl Page {
         let [keys, values] = [keys, values].map(bytemuck::cast_slice);
         let (key_scales, value_scales) = bytemuck::cast_slice(floats).split_at(PAGE);
         let (value_logarithms, value_inverses) = value_scales.split_at(PAGE);
-        Block { keys, values, key_scales, value_logarithms, value_inverses }
+        KvBlock { keys, values, key_scales, value_logarithms, value_inverses }
     }
 
     /// Mean key, mean value and variance of the keys of one head of a full page.

@@ -7,7 +7,7 @@
 mod tests;
 
 use crate::attention::cache::PAGE;
-use crate::attention::selection::Selection;
+use crate::attention::selection::{MeanRule, Selection};
 use crate::attention::units::{Kept, Queries, Unit};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -199,7 +199,7 @@ impl PromptAttention {
         let always = |block: usize| rule.always_keeps(own, block);
         match *rule {
             Pattern::BlockMean { alpha, spread, least, correct, .. } => {
-                selection.keep_by_means(unit, queries, [alpha, spread, least], correct, always);
+                selection.keep_by_means(unit, queries, MeanRule { alpha, spread, least }, correct, always);
             }
             Pattern::Antidiagonal { stride, tau, .. } => selection.keep_by_samples(unit, queries, stride, tau, always),
             _ => selection.keep(own, always),

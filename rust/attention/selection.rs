@@ -4,12 +4,21 @@ use crate::attention::cache::{put_key, put_value, PAGE};
 use crate::attention::units::{Accumulator, Kept, Queries, Unit, Values, Weighing};
 use crate::kernels::fixed::{largest_quant, Output, Shape, ONE};
 use crate::kernels::fixed_rows::FixedRows;
-use crate::kernels::softmax::SoftmaxState;
+use crate::kernels::softmax::{CausalMask, SoftmaxState};
 use std::cmp::Ordering;
 
 /// Biases of keys whose values do not count, and with [`ONES`] the inverses of their scales.
 const ZEROS: [f32; PAGE] = [0.0; PAGE];
 const ONES: [f32; PAGE] = [1.0; PAGE];
+
+/// A block counts if its best key is thought to weigh at least `alpha` of all keys, provided that it scores `spread`
+/// standard deviations above the mean; once it is scored, if the best key weighs at least `least`.
+#[derive(Clone, Copy)]
+pub(super) struct MeanRule {
+    pub alpha: f32,
+    pub spread: f32,
+    pub least: f32,
+}
 
 /// What a unit attends to, and memory that calls reuse.
 #[derive(Default)]
@@ -81,17 +90,17 @@ impl Selection {
         (0..=own).filter(|&block| always(block)).for_each(|block| self.kept.block_mut(block).fill(true));
     }
 
-    /// Keeps the blocks whose best key is thought to weigh at least `alpha` of all keys, if it scores `spread` standard
-    /// deviations above the mean. Once scored, the best must weigh at least `least`. What all keys weigh is thought to be
-    /// what the first block and the means of the others do.
+    /// Keeps the blocks that the rule does. What all keys weigh is thought to be what the first block and the means of the
+    /// others do.
     pub(super) fn keep_by_means(
         &mut self,
         unit: &Unit<'_>,
         queries: &Queries,
-        [alpha, spread, least]: [f32; 3],
+        rule: MeanRule,
         correct: bool,
         always: impl Fn(usize) -> bool,
     ) {
+        let MeanRule { alpha, spread, least } = rule;
         let (own, count) = (unit.own_block(), unit.queries());
         self.keep(own, &always);
         self.corrected = if correct { own } else { 0 };
@@ -143,13 +152,27 @@ impl Selection {
                 scratch.iter_mut().step_by(PAGE).for_each(|first| *first = f32::NEG_INFINITY);
             }
             let means = PAGE.min(unit.own_block() - chunk * PAGE);
-            weighing.weigh(unit.kernels, &queries.all, scratch, &ONES, [means, usize::MAX], &mut sample.states);
+            weighing.weigh(
+                unit.kernels,
+                &queries.all,
+                scratch,
+                &ONES,
+                CausalMask { valid: means, group: usize::MAX },
+                &mut sample.states,
+            );
         }
         sample.states.iter_mut().for_each(|state| state.sum *= PAGE as f32);
         let block = unit.block(&unit.pages[0]);
         scratch.resize(count * PAGE, 0.0);
         score(unit, &queries.all, &queries.fixed, block.keys, block.key_scales, scratch);
-        weighing.weigh(unit.kernels, &queries.all, scratch, &ONES, [PAGE, usize::MAX], &mut sample.states);
+        weighing.weigh(
+            unit.kernels,
+            &queries.all,
+            scratch,
+            &ONES,
+            CausalMask { valid: PAGE, group: usize::MAX },
+            &mut sample.states,
+        );
     }
 
     /// Keeps, for each query, the heaviest blocks until they hold the share `tau` of what every `stride`th key of all
@@ -226,7 +249,7 @@ impl Selection {
                     let visible = past.saturating_sub(start * PAGE + offset).div_ceil(stride);
                     scores[query * PAGE..(query + 1) * PAGE][visible.min(PAGE)..].fill(f32::NEG_INFINITY);
                 }
-                weighing.weigh(kernels, some, scores, &ONES, [PAGE, group], &mut sample.states);
+                weighing.weigh(kernels, some, scores, &ONES, CausalMask { valid: PAGE, group }, &mut sample.states);
                 for &query in &*some {
                     let (step, weights) = (weighing.steps[query], &weighing.weights[query * PAGE..(query + 1) * PAGE]);
                     let masses = &mut sample.masses[query * blocks..(query + 1) * blocks];

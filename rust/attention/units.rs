@@ -8,11 +8,11 @@
 //! Queries, keys, values and weights are multiplied in fixed point, see [`crate::kernels::fixed`]. The scale of a value
 //! goes into the weight of its position, since a sum of integers can have one scale only.
 
-use crate::attention::cache::{Block, Page, PAGE};
+use crate::attention::cache::{KvBlock, Page, PAGE};
 use crate::kernels::fixed::{largest_quant, Output, Shape, Step};
 use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::layout::TILE;
-use crate::kernels::softmax::{Softmax, SoftmaxState};
+use crate::kernels::softmax::{CausalMask, Softmax, SoftmaxState};
 use crate::kernels::table::Kernels;
 use crate::workers::phase::Phase;
 use std::ops::Range;
@@ -108,13 +108,13 @@ impl Weighing {
         indices: &[usize],
         scores: &mut [f32],
         inverses: &[f32],
-        [valid, group]: [usize; 2],
+        mask: CausalMask,
         states: &mut [SoftmaxState],
     ) {
         self.steps.resize(states.len(), Step::default());
         self.weights.resize(states.len() * PAGE, 0);
         let Self { steps, weights } = self;
-        kernels.softmax_rows(Softmax { rows: indices, scores, inverses, valid, group, states, steps, weights });
+        kernels.softmax_rows(Softmax { rows: indices, scores, inverses, mask, states, steps, weights });
     }
 }
 
@@ -185,7 +185,7 @@ impl Kept {
 /// Values of 64 positions.
 #[derive(Clone, Copy)]
 pub struct Values<'a> {
-    /// Laid out as in [`Block::values`].
+    /// Laid out as in [`KvBlock::values`].
     pub quants: &'a [i16],
     /// Inverses of their scales.
     pub inverses: &'a [f32],
@@ -220,7 +220,7 @@ impl Accumulator {
         weighing: &mut Weighing,
     ) {
         let Unit { kernels, group, width, .. } = *unit;
-        weighing.weigh(kernels, indices, scores, values.inverses, [valid, group], &mut self.states);
+        weighing.weigh(kernels, indices, scores, values.inverses, CausalMask { valid, group }, &mut self.states);
         let (shape, quants) = (Shape::new(indices, PAGE, width), &values.quants[..seen(valid, unit) * width]);
         let output = Output::Sums(&weighing.steps);
         kernels.fixed_matmul(shape, &weighing.weights, quants, output, values.later, &mut self.out);
@@ -301,7 +301,7 @@ impl<'a> Unit<'a> {
     }
 
     /// This unit's head of a page.
-    pub fn block(&self, page: &'a Page) -> Block<'a> {
+    pub fn block(&self, page: &'a Page) -> KvBlock<'a> {
         page.block(self.phase, self.layer, self.head)
     }
 
@@ -359,7 +359,7 @@ impl<'a> Unit<'a> {
         &self,
         indices: &[usize],
         queries: &FixedRows,
-        block: Block<'_>,
+        block: KvBlock<'_>,
         later: &[i16],
         valid: usize,
         scores: &mut [f32],

@@ -37,7 +37,7 @@ pub struct CandleModel {
 }
 
 /// What all layers of a pass share.
-struct Pass {
+struct PassPlan {
     /// Position of the first row.
     start: usize,
     rows: usize,
@@ -195,7 +195,7 @@ impl CandleModel {
         Ok(x)
     }
 
-    fn plan(&self, start: usize, rows: usize, attention: Option<&PromptAttention>) -> candle_core::Result<Pass> {
+    fn plan(&self, start: usize, rows: usize, attention: Option<&PromptAttention>) -> candle_core::Result<PassPlan> {
         let angles = self.config.ropes.iter().map(|rope| self.angles(rope, start, rows));
         let rules = |layer| -> Vec<Option<&Pattern>> {
             let rule = |row: usize| attention?.rule(self.config.n_layer, layer, (start + row) / PAGE);
@@ -214,7 +214,7 @@ impl CandleModel {
             masks.push(mask);
             previous = Some(rules);
         }
-        Ok(Pass { start, rows, angles: angles.collect::<candle_core::Result<_>>()?, masks })
+        Ok(PassPlan { start, rows, angles: angles.collect::<candle_core::Result<_>>()?, masks })
     }
 
     /// Factors of each dimension of a head, and of its partner, in the rotation of rows from position `start` on.
@@ -249,7 +249,13 @@ impl CandleModel {
     }
 
     /// Adds the attention of layer `index` to the residual stream.
-    fn attend(&self, index: usize, x: &Tensor, pass: &Pass, cache: &mut CandleCache) -> candle_core::Result<Tensor> {
+    fn attend(
+        &self,
+        index: usize,
+        x: &Tensor,
+        pass: &PassPlan,
+        cache: &mut CandleCache,
+    ) -> candle_core::Result<Tensor> {
         let Config { n_head, n_head_kv, head_dim, .. } = self.config;
         let layer = &self.weights.layers[index];
         let normed = self.norm(x, &layer.attn_norm)?;
@@ -274,7 +280,7 @@ impl CandleModel {
     }
 
     /// Rotates pairs `(2i, 2i + 1)` of each head of `x`, `[rows][heads][head_dim]`, if layer `index` rotates any.
-    fn rotate(&self, index: usize, x: Tensor, pass: &Pass) -> candle_core::Result<Tensor> {
+    fn rotate(&self, index: usize, x: Tensor, pass: &PassPlan) -> candle_core::Result<Tensor> {
         let Some(rope) = self.config.blocks[index].rope else { return Ok(x) };
         let [cos, sin] = &pass.angles[rope];
         let partners = x.index_select(&self.partners[rope], D::Minus1)?;

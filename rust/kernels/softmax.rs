@@ -23,6 +23,15 @@ impl SoftmaxState {
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
+/// Which keys of a block rows see: row `i` the first `valid + i / group`.
+#[derive(Clone, Copy, Debug)]
+pub struct CausalMask {
+    /// Keys that the first rows see.
+    pub valid: usize,
+    /// Neighbouring rows that see as many keys.
+    pub group: usize,
+}
+
 /// Rows of [`KEYS`] scores to be turned into weights.
 ///
 /// Scores are those of keys plus the logarithms of the scales of their values, so weights are ready to be multiplied with
@@ -34,10 +43,8 @@ pub struct Softmax<'a> {
     pub scores: &'a mut [f32],
     /// Inverses of the values' scales.
     pub inverses: &'a [f32],
-    /// Row `i` has `valid + i / group` scores; the weights of the others are zero.
-    pub valid: usize,
-    /// Rows with as many scores.
-    pub group: usize,
+    /// The scores that rows have; the weights of the others are zero.
+    pub mask: CausalMask,
     /// What the rows have seen before.
     pub states: &'a mut [SoftmaxState],
     /// How the block is to be added, for each row.
@@ -59,7 +66,7 @@ pub fn softmax_rows_with(
     largest_lane: impl Fn([f32; LANES]) -> f32,
     sum_of_lanes: impl Fn([f32; LANES]) -> f32,
 ) {
-    let Softmax { rows, scores, inverses, valid, group, states, steps, weights } = task;
+    let Softmax { rows, scores, inverses, mask: CausalMask { valid, group }, states, steps, weights } = task;
     let (scores, _) = scores.as_chunks_mut::<KEYS>();
     // Three passes, so that the chains of one row's maximum, factors and sum do not wait for each other.
     for &i in rows {

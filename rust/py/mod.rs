@@ -11,7 +11,7 @@ mod sessions;
 mod forward_many;
 
 use crate::arch::describe;
-use crate::cpu::{CpuModel, Memory};
+use crate::cpu::{CpuModel, Memory, Passes};
 use crate::error::Result;
 use crate::gguf::file::GgufFile;
 use crate::kernels::table::Kernels;
@@ -234,7 +234,8 @@ impl PyModel {
     /// Passes over the weights so far, and how many of them ran on fewer threads than `threads`.
     #[getter]
     fn passes(&self) -> (u64, u64) {
-        self.model.engine().passes()
+        let Passes { all, short } = self.model.engine().passes();
+        (all, short)
     }
 
     #[getter]

@@ -32,7 +32,7 @@ const END_MARKS: [&str; 10] = [
 pub struct Tokenizer {
     n_vocab: usize,
     vocabulary: Vocabulary,
-    model: Model,
+    algorithm: Algorithm,
     /// Tokens that are found in any text.
     user_defined: Markers,
     /// Those, and the marks that are found only where the caller allows it.
@@ -45,7 +45,7 @@ pub struct Tokenizer {
 }
 
 #[derive(Debug)]
-enum Model {
+enum Algorithm {
     Spm(Box<Spm>),
     Bpe(Box<Bpe>),
 }
@@ -56,7 +56,7 @@ impl Tokenizer {
     /// An [`Error::Gguf`] says what is missing, contradictory or not supported.
     pub fn from_gguf(file: &GgufFile) -> Result<Self> {
         let metadata = file.metadata();
-        let (vocabulary, model, default_add_bos) = read_model(metadata)?;
+        let (vocabulary, algorithm, default_add_bos) = read_algorithm(metadata)?;
         let n_vocab = match file.tensor(&Role::Embedding.to_string()) {
             None => vocabulary.size(),
             Some(tensor) if tensor.rows() >= vocabulary.size() => tensor.rows(),
@@ -71,8 +71,8 @@ impl Tokenizer {
         };
         let id = |name: &str| special_id(metadata, &vocabulary, name);
         // Old SentencePiece files leave out what is the same in all of them.
-        let usual = |id: u32| match model {
-            Model::Spm(_) if vocabulary.kind(id) == Kind::Control => Some(id),
+        let usual = |id: u32| match algorithm {
+            Algorithm::Spm(_) if vocabulary.kind(id) == Kind::Control => Some(id),
             _ => None,
         };
         let bos = id("bos")?.or_else(|| usual(1));
@@ -95,7 +95,7 @@ impl Tokenizer {
             user_defined: Markers::new(&vocabulary, &[Kind::UserDefined]),
             special: Markers::new(&vocabulary, &[Kind::UserDefined, Kind::Control, Kind::Unknown]),
             vocabulary,
-            model,
+            algorithm,
             bos,
             eos,
             end_ids,
@@ -145,10 +145,10 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_bos: Option<bool>, parse_special: bool) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         let markers = if parse_special { &self.special } else { &self.user_defined };
-        markers.split(text, |fragment| match (fragment, &self.model) {
+        markers.split(text, |fragment| match (fragment, &self.algorithm) {
             (Fragment::Marker(id), _) => ids.push(id),
-            (Fragment::Text(text), Model::Spm(model)) => model.encode(text, &mut ids),
-            (Fragment::Text(text), Model::Bpe(model)) => model.encode(text, &mut ids),
+            (Fragment::Text(text), Algorithm::Spm(spm)) => spm.encode(text, &mut ids),
+            (Fragment::Text(text), Algorithm::Bpe(bpe)) => bpe.encode(text, &mut ids),
         });
         let add = add_bos.unwrap_or(self.add_bos && ids.first().copied() != self.bos);
         match self.bos {
@@ -180,7 +180,7 @@ impl Tokenizer {
 
     /// Whether [`Self::encode`] puts a space before a text.
     pub fn begins_with_space(&self) -> bool {
-        matches!(&self.model, Model::Spm(model) if model.space_prefix)
+        matches!(&self.algorithm, Algorithm::Spm(spm) if spm.space_prefix)
     }
 
     /// The file's own string of `id`; empty for rows beyond the last token.
@@ -218,15 +218,15 @@ impl Tokenizer {
     }
 }
 
-/// Tokens, model, and whether such a model begins texts with a BOS if the file does not say.
-fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
+/// Tokens, algorithm, and whether such a tokenizer begins texts with a BOS if the file does not say.
+fn read_algorithm(metadata: &Metadata) -> Result<(Vocabulary, Algorithm, bool)> {
     const MODEL: &str = "tokenizer.ggml.model";
     const PRE: &str = "tokenizer.ggml.pre";
     match metadata.get_str(MODEL)? {
         Some("llama") => {
             let vocabulary = Vocabulary::read(metadata, Spelling::Sentence)?;
             let model = Spm::read(metadata, &vocabulary)?;
-            Ok((vocabulary, Model::Spm(Box::new(model)), true))
+            Ok((vocabulary, Algorithm::Spm(Box::new(model)), true))
         }
         Some("gpt2") => {
             let name = metadata.get_str(PRE)?.unwrap_or("default");
@@ -236,7 +236,7 @@ fn read_model(metadata: &Metadata) -> Result<(Vocabulary, Model, bool)> {
             let vocabulary = Vocabulary::read(metadata, Spelling::Bytes)?;
             let add_bos = words.is_llama_3();
             let model = Bpe::read(metadata, &vocabulary, words)?;
-            Ok((vocabulary, Model::Bpe(Box::new(model)), add_bos))
+            Ok((vocabulary, Algorithm::Bpe(Box::new(model)), add_bos))
         }
         Some(other) => {
             Err(metadata.error(format_args!("`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")")))

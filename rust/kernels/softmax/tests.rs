@@ -1,6 +1,6 @@
 //! The softmax of every instruction set against the specification.
 
-use super::{Softmax, SoftmaxState};
+use super::{CausalMask, Softmax, SoftmaxState};
 use crate::kernels::fixed::{Step, ONE};
 use crate::kernels::table::Kernels;
 use crate::kernels::tests::Random;
@@ -30,8 +30,7 @@ fn the_softmax_has_the_bits_of_the_specification() {
                     rows: &rows,
                     scores: &mut scores,
                     inverses: &inverses,
-                    valid,
-                    group,
+                    mask: CausalMask { valid, group },
                     states: &mut states,
                     steps: &mut steps,
                     weights: &mut weights,

@@ -172,7 +172,7 @@ fn accumulate<L: Layout, const VNNI: bool, const M: usize>(
     acc: &mut [Pair; M],
 ) {
     debug_assert!(first + M <= rows.count && first % rows.interleaved + M <= rows.interleaved && g < rows.groups);
-    // SAFETY: `dot` checked that `rows` holds all groups of its rows, and callers pass a group of the tile and rows of
+    // SAFETY: `matmul` checked that `rows` holds all groups of its rows, and callers pass a group of the tile and rows of
     // one interleaved set, which follow each other. Checks in here would keep the loops from unrolling.
     let row = unsafe { rows.quantised.get_unchecked(rows.at(first, g)..).get_unchecked(..M) };
     let row: [(&[[u8; 4]], &ActivationGroup); M] =

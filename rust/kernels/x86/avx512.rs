@@ -28,7 +28,7 @@ const ROWS_AT_ONCE: usize = 8;
 /// How far ahead quants are prefetched, in bytes; the tiles that a worker reads lie one after the other.
 const PREFETCH: usize = 8192;
 /// The same for scales, of which a group has about a line.
-const SCALES_AHEAD: usize = 1024;
+const PREFETCH_SCALES: usize = 1024;
 
 /// Calls `function::<.., M>(args)` for the row count `M`, 1 to [`ROWS_AT_ONCE`].
 macro_rules! with_rows {
@@ -92,7 +92,7 @@ fn matmul_block<L: Layout, const M: usize>(tile: &Tile<'_>, rows: &Rows<'_>, fir
     }
 }
 
-/// Asks for the quants that will be read [`PREFETCH`] bytes after `packed`.
+/// Prefetches the quants [`PREFETCH`] bytes after `packed`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[inline]
 pub fn prefetch<L: Layout>(packed: &[u8]) {
@@ -197,11 +197,11 @@ impl<'a, L: Layout> ScaleReader<'a, L> {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(head.as_ptr().cast()) }))
     }
 
-    /// Scales of group `g`; groups are read in order. Asks for those [`SCALES_AHEAD`] bytes on.
+    /// Scales of group `g`; groups are read in order. Prefetches those [`PREFETCH_SCALES`] bytes on.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     #[inline]
     pub fn next(&mut self, g: usize) -> GroupWeights {
-        _mm_prefetch::<_MM_HINT_T0>(self.rest.as_ptr().wrapping_add(SCALES_AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T0>(self.rest.as_ptr().wrapping_add(PREFETCH_SCALES).cast());
         let mut out = GroupWeights::zero();
         if !L::SUPER_SCALES {
             out.scale[0] = self.f16s();

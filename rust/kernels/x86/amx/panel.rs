@@ -1,6 +1,6 @@
 //! Many rows: groups of a tile are unpacked together and then used by every block of rows.
 
-use super::unit::{Products, Quants, Unit};
+use super::unit::{MatrixUnit, Products, Quants};
 use super::{signed_quants, ROWS_AT_ONCE};
 use crate::kernels::layout::*;
 use crate::kernels::x86::avx512::{self, GroupWeights, ScaleReader};
@@ -15,7 +15,7 @@ const PANEL: usize = 24;
 pub fn matmul_panels<L: Layout>(tiles: &Tiles<'_>, rows: &Rows<'_>, out: &mut [[f32; TILE]]) {
     let count = rows.count;
     let whole = count / ROWS_AT_ONCE * ROWS_AT_ONCE;
-    let unit = Unit::configured(L::SCALE_COLUMNS, count - whole);
+    let unit = MatrixUnit::configured(L::SCALE_COLUMNS, count - whole);
     let mut panel = Panel::new();
     // Panels of one size, since a short one spends its time waiting for the first product.
     let size = tiles.groups.div_ceil(tiles.groups.div_ceil(PANEL));
@@ -69,7 +69,7 @@ impl Panel {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     fn multiply<const MINIMA: bool, const PARTS: usize>(
         &mut self,
-        unit: &Unit,
+        unit: &MatrixUnit,
         rows: &Rows<'_>,
         first: usize,
         blocks: &mut [[f32; TILE]],
@@ -101,7 +101,7 @@ impl Panel {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     fn multiply_blocks<const MINIMA: bool, const PARTS: usize, const M: usize>(
         &mut self,
-        unit: &Unit,
+        unit: &MatrixUnit,
         rows: &Rows<'_>,
         start_row: usize,
         first: usize,

@@ -1,7 +1,7 @@
 //! One block of rows: a group goes from memory through the unit to the sums, and while its products are on their way
 //! the next ones are unpacked, across the ends of tiles.
 
-use super::unit::{Products, Quants, Unit};
+use super::unit::{MatrixUnit, Products, Quants};
 use super::{signed_quants, FEWEST, ROWS_AT_ONCE};
 use crate::kernels::layout::*;
 use crate::kernels::x86::avx512::{self, GroupWeights, ScaleReader};
@@ -53,7 +53,7 @@ fn stream<L: Layout, const MINIMA: bool, const PARTS: usize, const M: usize>(
     let Tiles { dtype, groups, quants, scales, .. } = *tiles;
     let all = Tile { dtype, groups: tiles.count * groups, quants, scales };
     let mut scales = ScaleReader::<L>::new(scales);
-    let unit = Unit::configured(GROUP / PARTS, M % ROWS_AT_ONCE);
+    let unit = MatrixUnit::configured(GROUP / PARTS, M % ROWS_AT_ONCE);
     // Three groups are on their way: one is scaled while the next is multiplied and the one after it unpacked.
     let mut unpacked = [const { MaybeUninit::<Unpacked>::uninit() }; 4];
     let mut products = [Products::zero(), Products::zero()];

@@ -30,7 +30,7 @@ macro_rules! product {
 
 /// The tile registers of this thread, in use until dropped: products of whole blocks in 0 to 2, with the rest of the
 /// rows in 3 and 4. A function that makes one makes no other.
-pub struct Unit {
+pub struct MatrixUnit {
     /// It stays on its thread.
     thread: PhantomData<*const ()>,
     /// Columns of a product.
@@ -39,7 +39,7 @@ pub struct Unit {
     rest: usize,
 }
 
-impl Unit {
+impl MatrixUnit {
     /// Shapes the registers for products over `columns` columns, with `rest` rows beside whole blocks.
     pub fn configured(columns: usize, rest: usize) -> Self {
         #[repr(C, align(64))]
@@ -93,7 +93,7 @@ impl Unit {
     }
 }
 
-impl Drop for Unit {
+impl Drop for MatrixUnit {
     fn drop(&mut self) {
         // SAFETY: as for `ldtilecfg`; nothing else on this thread uses the registers.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };

@@ -270,6 +270,21 @@ def test_arrays_for_counts_are_checked_before_any_work(model: Model, tokens: lis
         session.kept_shape(2**64 - 1)
 
 
+def test_a_report_of_progress_cannot_use_its_session(model: Model) -> None:
+    session = model.session()
+    seen = []
+
+    def report(done: int, total: int) -> None:
+        for use in (session.fork, session.reset, lambda: len(session)):
+            with pytest.raises(RuntimeError, match="in use by the call that called back"):
+                use()
+        seen.append((done, total))
+
+    session.prefill(random_ids(model, 20), progress=report)
+    assert seen == [(20, 20)]
+    assert len(session) == 20
+
+
 def test_progress_is_reported_and_can_cancel(model: Model) -> None:
     tokens = random_ids(model, 1000)
     session = model.session()

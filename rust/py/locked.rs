@@ -9,6 +9,7 @@ use crate::session::Session;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -55,8 +56,14 @@ pub struct InUse<'a> {
 
 struct User<'a>(&'a AtomicU32);
 
+thread_local! {
+    /// What marks the sessions that calls of this thread use.
+    static USED_HERE: RefCell<Vec<*const AtomicU32>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Drop for User<'_> {
     fn drop(&mut self) {
+        USED_HERE.with_borrow_mut(|used| used.retain(|&user| user != std::ptr::from_ref(self.0)));
         self.0.store(NOBODY, Ordering::Release);
     }
 }
@@ -103,12 +110,18 @@ impl Locked {
                         .to_owned(),
                 ));
             }
+            if USED_HERE.with_borrow(|used| used.contains(&std::ptr::from_ref(&self.user))) {
+                return Err(Error::InUse(
+                    "the session is in use by the call that called back, such as to report progress; use it after that call",
+                ));
+            }
             if poll() {
                 return Err(Error::Interrupted);
             }
             std::thread::sleep(LOCK_INTERVAL);
         }
         let user = User(&self.user);
+        USED_HERE.with_borrow_mut(|used| used.push(&self.user));
         Ok(InUse { session: lock(&self.session), _user: user })
     }
 

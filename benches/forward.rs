@@ -53,7 +53,7 @@ fn read_rate(c: &mut Criterion, threads: usize) -> Result<Option<f64>, Box<dyn E
     let program: threads::Program = Arc::new(move |worker| {
         let words: &[[u64; 8]] = bytemuck::cast_slice(&memory);
         let mut sums = [0u64; 8];
-        for line in &words[worker.share(words.len(), 1)] {
+        for line in &words[worker.share(words.len())] {
             sums.iter_mut().zip(line).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
         }
         black_box(sums);

@@ -276,7 +276,7 @@ def test_a_report_of_progress_cannot_use_its_session(model: Model) -> None:
 
     def report(done: int, total: int) -> None:
         for use in (session.fork, session.reset, lambda: len(session)):
-            with pytest.raises(RuntimeError, match="in use by the call that called back"):
+            with pytest.raises(RuntimeError, match="a report of progress cannot wait for it"):
                 use()
         seen.append((done, total))
 

@@ -37,9 +37,9 @@ class GgufFile:
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """Name, type, shape (rows first) and bytes of every tensor, in file order."""
     def ignored_tensors(self) -> list[str]:
-        """Names of the tensors that a model does not use; GgufError if none can run."""
+        """Names of the tensors that a model does not use; GgufError if the file cannot run."""
     def plan(self, *, n_ctx: int | None = None, threads: int | None = None) -> Plan:
-        """What `Model` would be on device "cpu", from the header alone; raises what it would raise."""
+        """What `Model` would be on device "cpu", from the header alone; raises what the header alone makes `Model` raise."""
 
 @final
 class Plan:
@@ -255,7 +255,7 @@ class Lease:
     """The right to change a session, which nobody else has until it is released.
 
     A context: its end releases the lease, and so does forgetting it. Calls after that are a
-    RuntimeError. The methods are those of `Session`.
+    RuntimeError. Its methods do what those of `Session` do.
     """
 
     def forward_last(self, tokens: TokenIds, positions: int) -> npt.NDArray[np.float32]: ...

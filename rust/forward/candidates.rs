@@ -82,7 +82,7 @@ impl Found {
 }
 
 impl Candidate {
-    /// Whether its logit can be as high as `low`. One that is not a number may: its logit tells.
+    /// Whether its logit can be as high as `low`. A NaN stays a candidate until its logit is known.
     pub(super) fn reaches(&self, low: f32) -> bool {
         self.high >= low || self.high.is_nan()
     }

@@ -37,7 +37,7 @@ pub struct Pass {
     pub(super) pages: Vec<Range<usize>>,
     /// Those of which the most likely token is wanted, then those of which logits are.
     pub(super) wanted: Vec<WantedRow>,
-    /// How many of them the former are.
+    /// How many rows, from the start of `wanted`, want only the most likely token.
     pub(super) chosen: usize,
     pub(super) choices: Choices,
     pub(super) stopped: AtomicBool,

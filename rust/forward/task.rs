@@ -1,4 +1,4 @@
-//! What a forward is asked and what it answers, and the part of it that one pass does.
+//! The inputs and outcomes of a forward, and the part of it that one pass does.
 
 use crate::attention::cache::{KvCache, Page};
 use crate::attention::patterns::PromptAttention;

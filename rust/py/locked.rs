@@ -9,7 +9,7 @@ use crate::session::Session;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -57,13 +57,12 @@ pub struct InUse<'a> {
 struct User<'a>(&'a AtomicU32);
 
 thread_local! {
-    /// What marks the sessions that calls of this thread use.
-    static USED_HERE: RefCell<Vec<*const AtomicU32>> = const { RefCell::new(Vec::new()) };
+    /// Whether this thread runs a report of progress in the middle of a call that uses a session.
+    static REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Drop for User<'_> {
     fn drop(&mut self) {
-        USED_HERE.with_borrow_mut(|used| used.retain(|&user| user != std::ptr::from_ref(self.0)));
         self.0.store(NOBODY, Ordering::Release);
     }
 }
@@ -110,9 +109,10 @@ impl Locked {
                         .to_owned(),
                 ));
             }
-            if USED_HERE.with_borrow(|used| used.contains(&std::ptr::from_ref(&self.user))) {
+            // The call that reports holds a session: one that waited here could wait for itself.
+            if REPORTING.get() {
                 return Err(Error::InUse(
-                    "the session is in use by the call that called back, such as to report progress; use it after that call",
+                    "the session is in use, and a report of progress cannot wait for it; use it after the call that reports",
                 ));
             }
             if poll() {
@@ -121,7 +121,6 @@ impl Locked {
             std::thread::sleep(LOCK_INTERVAL);
         }
         let user = User(&self.user);
-        USED_HERE.with_borrow_mut(|used| used.push(&self.user));
         Ok(InUse { session: lock(&self.session), _user: user })
     }
 
@@ -224,7 +223,9 @@ impl Locked {
             let mut report = |done: usize| match &progress {
                 None => true,
                 Some(progress) => Python::attach(|py| {
+                    let outer = REPORTING.replace(true);
                     failed = progress.call1(py, (done, tokens.len())).err();
+                    REPORTING.set(outer);
                     failed.is_none()
                 }),
             };

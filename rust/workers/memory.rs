@@ -3,7 +3,9 @@
 use bytemuck::Zeroable;
 use memmap2::{MmapMut, MmapRaw};
 use std::alloc::{alloc_zeroed, Layout};
+use std::cell::Cell;
 use std::io;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -22,6 +24,8 @@ pub fn anonymous(bytes: usize) -> io::Result<MmapMut> {
 pub(super) struct Memory<T> {
     /// Valid for `len` elements, which are values of `T`, as long as this lives.
     start: NonNull<T>,
+    /// Elements are written behind shared references, so `T` stays exactly what it is.
+    invariant: PhantomData<Cell<T>>,
     len: usize,
     /// Where the elements are, unless in a box of their own.
     mapped: Option<Zeros>,
@@ -41,7 +45,7 @@ impl<T: Copy + Zeroable> Memory<T> {
         // SAFETY: zeros are a value of `T`.
         let elements = unsafe { Box::<[T]>::new_zeroed_slice(len).assume_init() };
         let start = NonNull::from(Box::leak(elements)).cast();
-        Self { start, len, mapped: None }
+        Self { start, invariant: PhantomData, len, mapped: None }
     }
 
     /// The same; `None` if the system has no memory for them.
@@ -52,7 +56,7 @@ impl<T: Copy + Zeroable> Memory<T> {
         }
         // SAFETY: the layout is not empty. It is that of the box which is dropped; zeros are values of `T`.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { start: start.cast(), len, mapped: None })
+        Some(Self { start: start.cast(), invariant: PhantomData, len, mapped: None })
     }
 
     /// `count` times `len` zeros side by side; `None` if the system has no memory for them. If they are large, each goes
@@ -64,7 +68,7 @@ impl<T: Copy + Zeroable> Memory<T> {
         }
         let parts = zeros(bytes, count).ok()?;
         // Aligned, since elements follow each other from the start of a page.
-        let part = |part: Zeros| Self { start: part.start().cast(), len, mapped: Some(part) };
+        let part = |part: Zeros| Self { start: part.start().cast(), invariant: PhantomData, len, mapped: Some(part) };
         Some(parts.map(part).collect())
     }
 

@@ -47,7 +47,7 @@ pub(super) enum Use {
     Sides,
 }
 
-/// Bits of a [`Use`]; times 21 names a word.
+/// Bits of a [`Use`]: those of 21 names fit into a word.
 const USE_BITS: u32 = 3;
 
 impl Access {
@@ -135,7 +135,10 @@ impl Units<'_> {
     fn word(&self) -> u64 {
         const STEP_BITS: u32 = 24;
         match *self {
-            Units::Shares(count) => (count as u64) << 2,
+            Units::Shares(count) => {
+                assert!(count < 1 << (62 - STEP_BITS));
+                (count as u64) << 2
+            }
             Units::Taken { count, step } => {
                 assert!(0 < step && step < 1 << STEP_BITS && count < 1 << (62 - STEP_BITS));
                 ((count as u64) << STEP_BITS | step as u64) << 2 | 1
@@ -164,6 +167,7 @@ impl Pieces {
         sorted.sort_unstable_by_key(|units| units.start);
         assert!(sorted.is_sorted_by(|a, b| a.end <= b.start), "pieces overlap");
         assert!(sorted.last().is_none_or(|last| last.end <= count), "a piece of more than there is");
+        assert!(count < 1 << 38, "products of units and columns do not wrap");
         Self { count, pieces }
     }
 }
@@ -209,7 +213,7 @@ impl<'w> Phase<'w> {
         let units = match self.units {
             Units::Shares(count) => {
                 let first = self.next.replace(1) == 0;
-                first.then(|| self.worker.share(count, 1)).filter(|share| !share.is_empty())
+                first.then(|| self.worker.share(count)).filter(|share| !share.is_empty())
             }
             Units::Taken { count, step } => self.worker.take(count, step),
             Units::Pieces(pieces) => return self.next_piece().map(|piece| pieces.pieces[piece].0.clone()),

@@ -29,7 +29,7 @@ impl Run {
         }
     }
 
-    /// A number that no other run has, and no [`is_over`] run had; neither 0 nor the largest.
+    /// A number that no other run has or had; neither 0 nor the largest.
     pub(super) fn id(&self) -> u64 {
         self.id
     }

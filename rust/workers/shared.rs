@@ -63,8 +63,9 @@ impl Table {
         Self { alternating: count.ilog2(), ..self }
     }
 
-    /// Where it is written by columns, two units have `pair` of them.
+    /// Where it is written by columns, two units have `pair` of them, at most 65,536.
     pub fn by_columns(self, pair: usize) -> Self {
+        assert!(pair <= 1 << 16, "products of units and columns do not wrap");
         Self { pair, ..self }
     }
 
@@ -116,6 +117,9 @@ impl Table {
     pub(super) fn range(&self, row: usize, columns: Range<usize>) -> Range<usize> {
         self.check(row, &columns);
         assert!(self.alternating == 0 || columns.len() <= 1);
+        if columns.is_empty() {
+            return 0..0;
+        }
         let at = self.at(row, columns.start);
         at..at + columns.len()
     }
@@ -173,7 +177,8 @@ impl<T: Copy + Zeroable> Shared<T> {
         Some(memories.into_iter().map(|memory| Self::new(name, table.clone(), memory)).collect())
     }
 
-    /// Arranges the elements as another table, with more of them if need be; values are any that were there, or zeros.
+    /// Arranges the elements as another table, with more of them if need be; their values are old ones
+    /// or zeros.
     pub fn arrange(&mut self, table: Table) {
         if table.len() > self.memory.len() {
             self.memory = Memory::zeroed(table.len());

@@ -68,10 +68,9 @@ impl Worker<'_> {
         (self.poll)()
     }
 
-    /// This worker's share of `0..units`, cut at multiples of `step`.
-    pub fn share(&self, units: usize, step: usize) -> Range<usize> {
-        let share = self.share_of(self.index, units.div_ceil(step));
-        share.start * step..units.min(share.end * step)
+    /// This worker's share of `0..units`.
+    pub fn share(&self, units: usize) -> Range<usize> {
+        self.share_of(self.index, units)
     }
 
     fn share_of(&self, worker: usize, pieces: usize) -> Range<usize> {

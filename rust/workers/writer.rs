@@ -38,7 +38,7 @@ impl<T> Writer<'_, T> {
     /// Some elements of a row that stand side by side.
     ///
     /// # Panics
-    /// If there are none such, or they are not this worker's.
+    /// If they are not all in the table, or some belong to units of another worker.
     #[inline]
     pub fn part(&mut self, row: usize, columns: Range<usize>) -> &mut [T] {
         let range = self.shared.table.range(row, columns.clone());
@@ -61,7 +61,7 @@ impl<T> Writer<'_, T> {
     /// Some elements of a row, one by one: where rows alternate, they do not stand side by side.
     ///
     /// # Panics
-    /// If there are none such, or they are not this worker's.
+    /// If they are not all in the table, or some belong to units of another worker.
     #[inline]
     pub fn cells(&mut self, row: usize, columns: Range<usize>) -> Cells<'_, T> {
         let table = &self.shared.table;
@@ -79,7 +79,7 @@ impl<T> Writer<'_, T> {
     /// Some columns of all rows, in a phase that writes by columns.
     ///
     /// # Panics
-    /// If there are none such, they do not stand side by side, or they are not this worker's.
+    /// If they are not all in the table, do not stand side by side, or some belong to units of another worker.
     #[inline]
     pub fn columns(&mut self, columns: Range<usize>) -> Stripe<'_, T> {
         let table = &self.shared.table;

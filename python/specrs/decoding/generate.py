@@ -16,8 +16,8 @@ def steps(session: Session, generation: Generation) -> Generator[Step]:
 
     What the session shares with the prompt, as exact as it is wanted, is not evaluated again.
     Nobody else can change the session meanwhile, nor start on one that is leased: RuntimeError.
-    Whenever this yields, ends, fails or is closed, the session holds every token but the last one;
-    if nothing is to be generated, it is left as it was.
+    Whenever this yields, ends or is closed, the session holds every token but the last one; a
+    failure before the first token leaves it with what it shared with the prompt.
     """
     with session.lease() as lease:
         held = cached(session.tokens, session.sparse_spans, generation.prompt, generation.attention)

@@ -11,7 +11,7 @@ from ..attention.choice import Attention
 from ..sampling import Picker, Sampling
 from ..speculation.drafters import Drafter
 from ..speculation.length import LengthPolicy
-from ..speculation.propose import asked, propose
+from ..speculation.propose import call_policy, propose
 from .step import Answer, Evaluation, FinishReason, Step
 from .verify import verify
 
@@ -143,5 +143,5 @@ class Generation:
                 matched=draft.matched,
                 logprobs=None if picker.logprobs is None else picker.logprobs[: len(made)],
             )
-            asked(length, "update", step)
+            call_policy(length, "update", step)
             yield step

@@ -18,17 +18,17 @@ def propose(
     if drafter is None or room <= 0:
         return Draft()
     for member in getattr(drafter, "members", [drafter]):
-        k = min(_asked_number(length, "next", type(member).__name__), room)
+        k = min(_policy_number(length, "next", type(member).__name__), room)
         if k == 0:
             continue
         draft = _checked_proposal(member, tokens, k, n_vocab)
-        del draft[_asked_number(length, "keep", draft) :]
+        del draft[_policy_number(length, "keep", draft) :]
         if draft:
             return draft
     return Draft()
 
 
-def asked(length: LengthPolicy, method: str, argument: object) -> object:
+def call_policy(length: LengthPolicy, method: str, argument: object) -> object:
     """Call a method of the user's policy."""
     try:
         return getattr(length, method)(argument)
@@ -38,10 +38,10 @@ def asked(length: LengthPolicy, method: str, argument: object) -> object:
         ) from error
 
 
-def _asked_number(length: LengthPolicy, method: str, argument: object) -> int:
+def _policy_number(length: LengthPolicy, method: str, argument: object) -> int:
     """Ask the user's policy for a number of tokens."""
     name = f"draft_length: what {type(length).__name__}.{method}() returns"
-    number = checked_int(name, asked(length, method, argument))
+    number = checked_int(name, call_policy(length, method, argument))
     if number < 0:
         raise ValueError(f"{name} must be 0 or more, not {number}")
     return number

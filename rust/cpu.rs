@@ -38,7 +38,7 @@ pub struct CpuModel {
 }
 
 /// Bytes that a model needs.
-pub struct Memory {
+pub struct MemoryNeeds {
     /// Resident bytes of the weights.
     pub weight_bytes: usize,
     /// Bytes of a cached position.
@@ -68,8 +68,8 @@ impl CpuModel {
     }
 
     /// What the decoder described needs, from the header of its file alone.
-    pub fn memory(description: &Description<'_>) -> Memory {
-        Memory {
+    pub fn memory(description: &Description<'_>) -> MemoryNeeds {
+        MemoryNeeds {
             weight_bytes: weight_bytes(&description.tensors),
             cache_bytes_per_token: cache_shape(&description.config).bytes_per_token(),
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Tokens of a prompt between two reports of progress.
-const PIECE: usize = 512;
+const TOKENS_BETWEEN_REPORTS: usize = 512;
 
 /// Positions whose keys and values come out of sparse attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Session {
         let (start, mut out) = (self.tokens.len(), Vec::new());
         let count = logits.saturating_mul(self.model.config().n_vocab);
         out.try_reserve_exact(count).map_err(|_| no_room_for_logits(count))?;
-        for piece in tokens.chunks(PIECE) {
+        for piece in tokens.chunks(TOKENS_BETWEEN_REPORTS) {
             let left = start + tokens.len() - self.tokens.len() - piece.len();
             let wanted = Wanted::Logits(logits.saturating_sub(left).min(piece.len()));
             let done = self.append(piece, wanted, attention, poll).and_then(|outcome| {

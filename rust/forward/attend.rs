@@ -4,7 +4,7 @@ use crate::attention::units::Unit;
 use crate::forward::decoder::Decoder;
 use crate::forward::matmul::ActivationWriter;
 use crate::forward::plan::{Local, Pass};
-use crate::forward::shares::{Part, SharedHead, Split};
+use crate::forward::shares::{HeadPart, SharedHead, Split};
 use crate::kernels::layout::GROUP;
 use crate::workers::phase::Phase;
 use crate::workers::writer::Writer;
@@ -56,7 +56,7 @@ impl Pass {
             if self.stops(phase) {
                 return;
             }
-            let Part { unit: index, head, segments, results, .. } = &split.parts[piece];
+            let HeadPart { unit: index, head, segments, results, .. } = &split.parts[piece];
             let unit = self.unit(phase, layer, *index, *head);
             self.put_queries(qkv, &unit, *index, local);
             let Some(results) = results else {

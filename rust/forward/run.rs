@@ -71,7 +71,7 @@ impl Pass {
             self.add_product(&phase, &layer.ffn_down, &buffers.hidden, local);
         }
         self.output_norm(&worker.phase(OUTPUT_NORM, Units::Shares(self.wanted.len())), local);
-        let tiles = Units::Taken { count: self.decoder.weights.output.tile_count(), step: OUTPUT_PIECE };
+        let tiles = Units::Taken { count: self.decoder.weights.output.tile_count(), step: OUTPUT_TILES_AT_ONCE };
         self.output_product(&worker.phase(OUTPUT_PRODUCT, tiles), local);
         if self.chosen > 0 {
             let rows = Units::Taken { count: self.chosen, step: 1 };
@@ -85,11 +85,11 @@ impl Pass {
 
     /// So many tiles, of which a multiple of `least` is worth being taken alone: the fewer rows, the more.
     fn tiles(&self, count: usize, least: usize) -> Units<'static> {
-        Units::Taken { count, step: (PIECE / self.task.rows.len()).max(1).next_multiple_of(least) }
+        Units::Taken { count, step: (PRODUCTS_AT_ONCE / self.task.rows.len()).max(1).next_multiple_of(least) }
     }
 }
 
 /// Products of a tile and a row that are worth being taken alone.
-const PIECE: usize = 16;
+const PRODUCTS_AT_ONCE: usize = 16;
 /// The same of tiles of the output product, whatever the rows.
-const OUTPUT_PIECE: usize = 16;
+const OUTPUT_TILES_AT_ONCE: usize = 16;

@@ -18,7 +18,7 @@ const READING: usize = 4;
 /// with 96. More would keep a user waiting who wants the pass to end.
 const JUDGING: usize = 256;
 /// Pieces of work for each worker, so that the slowest does not decide.
-const PIECES: usize = 4;
+const PIECES_PER_WORKER: usize = 4;
 
 /// Who attends for whom.
 pub(super) struct AttentionPlan {
@@ -34,7 +34,7 @@ pub(super) struct AttentionPlan {
 /// merged after.
 pub(super) struct Split {
     /// In the order of the workers that the pass was planned for.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<HeadPart>,
     pub(super) shared: Vec<SharedHead>,
     /// Which queries of which shared head are merged at a time.
     pub(super) merged: Vec<(usize, Range<usize>)>,
@@ -44,7 +44,7 @@ pub(super) struct Split {
 }
 
 /// Segments of one head of a unit.
-pub(super) struct Part {
+pub(super) struct HeadPart {
     pub(super) worker: usize,
     pub(super) unit: usize,
     pub(super) head: usize,
@@ -67,7 +67,7 @@ impl AttentionPlan {
         // split, every worker needs several.
         let group = config.n_head / config.n_head_kv;
         let most = Unit::rows(group, config.head_dim);
-        let even = (rows.len() * config.n_head_kv).div_ceil(PIECES * workers);
+        let even = (rows.len() * config.n_head_kv).div_ceil(PIECES_PER_WORKER * workers);
         let most = if dense { most } else { even.clamp(1, JUDGING.div_ceil(group).clamp(most, PAGE)) };
         let mut units: Vec<Range<usize>> = Vec::new();
         for (i, row) in rows.iter().enumerate() {
@@ -80,8 +80,8 @@ impl AttentionPlan {
                 _ => units.push(i..i + 1),
             }
         }
-        let few = units.len() * config.n_head_kv < PIECES * workers;
-        let queries = Queries { rows: rows.len(), group, heads: config.n_head_kv };
+        let few = units.len() * config.n_head_kv < PIECES_PER_WORKER * workers;
+        let queries = QueryOrder { rows: rows.len(), group, heads: config.n_head_kv };
         if workers > 1 && dense && few {
             let (split, pieces) = Split::new(config, rows, &units, queries, workers);
             return Self { units, pieces, split: Some(split) };
@@ -92,15 +92,15 @@ impl AttentionPlan {
     }
 }
 
-/// The queries of a pass.
+/// How the queries of a pass are numbered: by heads of keys, then by rows, then by the query heads of a group.
 #[derive(Clone, Copy)]
-struct Queries {
+struct QueryOrder {
     rows: usize,
     group: usize,
     heads: usize,
 }
 
-impl Queries {
+impl QueryOrder {
     fn count(self) -> usize {
         self.heads * self.rows * self.group
     }
@@ -112,7 +112,7 @@ impl Queries {
 }
 
 impl Split {
-    fn new(config: &Config, rows: &[Row], units: &[Range<usize>], all: Queries, workers: usize) -> (Self, Pieces) {
+    fn new(config: &Config, rows: &[Row], units: &[Range<usize>], all: QueryOrder, workers: usize) -> (Self, Pieces) {
         let group = all.group;
         // Work by segment: positions, as often as they are attended to.
         let works = |unit: &Range<usize>| -> Vec<usize> {
@@ -141,7 +141,7 @@ impl Split {
                     let segments = end..end + same.len();
                     end = segments.end;
                     let results = several.then_some(results + segments.start * queries);
-                    parts.push(Part { worker: same[0], unit, head, segments, results });
+                    parts.push(HeadPart { worker: same[0], unit, head, segments, results });
                 }
                 if several {
                     let start = results;
@@ -156,7 +156,7 @@ impl Split {
                 }
             }
         }
-        let piece = |part: &Part| {
+        let piece = |part: &HeadPart| {
             let rows = &units[part.unit];
             let queries = match part.results {
                 None => all.of(part.head, rows),

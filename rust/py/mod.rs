@@ -11,7 +11,7 @@ mod sessions;
 mod forward_many;
 
 use crate::arch::describe;
-use crate::cpu::{CpuModel, Memory, Passes};
+use crate::cpu::{CpuModel, MemoryNeeds, Passes};
 use crate::error::Result;
 use crate::gguf::file::GgufFile;
 use crate::kernels::table::Kernels;
@@ -128,7 +128,7 @@ impl PyGgufFile {
             let options = Options { n_ctx, threads, device: "cpu" };
             let Checked { description, n_ctx, threads, .. } = options.check(&self.0)?;
             codec::Tokenizer::from_gguf(&self.0)?;
-            let Memory { weight_bytes, cache_bytes_per_token } = CpuModel::memory(&description);
+            let MemoryNeeds { weight_bytes, cache_bytes_per_token } = CpuModel::memory(&description);
             let kernels = Kernels::detect()?.name();
             Ok(PyPlan { n_ctx, threads, kernels, weight_bytes, cache_bytes_per_token })
         })?)

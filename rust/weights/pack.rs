@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// About so many bytes of a file are packed at a time: few enough for a core's second cache and a quick Ctrl-C.
-const PIECE: usize = 1 << 18;
+const BYTES_AT_ONCE: usize = 1 << 18;
 /// So many bytes of a file may stay mapped after they were packed.
 const MAPPED: usize = 16 << 20;
 
@@ -38,10 +38,10 @@ pub struct Packing<'a> {
 }
 
 impl<'a> Packing<'a> {
-    /// Takes about [`PIECE`] bytes off the front; `None` if nothing is left.
+    /// Takes about [`BYTES_AT_ONCE`] bytes off the front; `None` if nothing is left.
     fn take(&mut self) -> Option<Self> {
         let Sizes { row_bytes, quant_bytes, scale_bytes, .. } = Sizes::of(self.info);
-        let tiles = self.hashes.len().min((PIECE / (TILE * row_bytes)).max(1));
+        let tiles = self.hashes.len().min((BYTES_AT_ONCE / (TILE * row_bytes)).max(1));
         let first = self.first;
         self.first += tiles;
         let bounded = tiles.min(self.bounds.len());

@@ -117,14 +117,15 @@ struct Taken(AtomicU64);
 
 impl Taken {
     fn take(&self, round: usize, len: usize, front: bool, part: impl Fn(usize) -> usize) -> Option<Range<usize>> {
-        const PIECES: usize = (1 << PIECE_BITS) - 1;
+        const MOST_PIECES: usize = (1 << PIECE_BITS) - 1;
         const ROUNDS: u64 = (1 << ROUND_BITS) - 1;
-        assert!(len <= PIECES, "a share of {len} pieces");
+        assert!(len <= MOST_PIECES, "a share of {len} pieces");
         let round = round as u64;
         let mut found = self.0.load(Ordering::Relaxed);
         loop {
             let now = if found & ROUNDS == round { found } else { round };
-            let (start, back) = ((now >> ROUND_BITS) as usize & PIECES, (now >> (ROUND_BITS + PIECE_BITS)) as usize);
+            let (start, back) =
+                ((now >> ROUND_BITS) as usize & MOST_PIECES, (now >> (ROUND_BITS + PIECE_BITS)) as usize);
             let left = len.checked_sub(start + back).expect("one set of units between two barriers");
             if left == 0 {
                 return None;

@@ -140,6 +140,23 @@ def test_what_is_refused_changes_nothing(model: Model, name: str, choose: bool) 
         assert_same_bits(session.forward([9]), cold(model, session.tokens)[-1])
 
 
+def test_what_the_ids_of_a_caller_raise_stays_as_it_is(model: Model) -> None:
+    class MyError(Exception):
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__(first, second)
+
+    class Ids:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            raise MyError(1, 2)
+
+    with pytest.raises(MyError) as caught:
+        model.forward_many([(model.session(), Ids(), 1)])  # type: ignore[list-item]
+    assert caught.value.args == (1, 2)
+
+
 def test_sessions_are_different_ones_of_this_model(model: Model, models: list[Model]) -> None:
     sessions = filled(model, [0, 2, 4])
     with pytest.raises(ValueError, match=r"inputs\[1\] and inputs\[3\] are the same session.*fork"):

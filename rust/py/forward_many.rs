@@ -31,11 +31,11 @@ pub fn forward_many<'py>(
     // Before any work, and where a failure is an exception: the numpy crate would panic at its first use.
     py.import("numpy")?;
     let inputs =
-        inputs.try_iter()?.enumerate().map(|(index, input)| parts(&input?).map_err(|error| at(py, index, &error)));
+        inputs.try_iter()?.enumerate().map(|(index, input)| parts(&input?).map_err(|error| at(py, index, error)));
     let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
     let requests = inputs.iter().zip(choose.of_each(inputs.len())?).enumerate();
     let requests = requests
-        .map(|(index, (parts, choose))| Request::new(parts, choose, model).map_err(|error| at(py, index, &error)));
+        .map(|(index, (parts, choose))| Request::new(parts, choose, model).map_err(|error| at(py, index, error)));
     let requests = requests.collect::<PyResult<Vec<_>>>()?;
     // All calls wait for their sessions in one order, so that no two wait for each other.
     let mut order: Vec<usize> = (0..requests.len()).collect();
@@ -138,7 +138,11 @@ impl<'py> FromPyObject<'_, 'py> for Choose {
     }
 }
 
-/// An error of the input at `index`.
-fn at(py: Python<'_>, index: usize, error: &PyErr) -> PyErr {
-    PyErr::from_type(error.get_type(py), format!("inputs[{index}]: {}", error.value(py)))
+/// An error of the input at `index`, by name; what the caller's own objects raised stays as it is.
+fn at(py: Python<'_>, index: usize, error: PyErr) -> PyErr {
+    let kind = error.get_type(py);
+    match kind.is(py.get_type::<PyTypeError>()) || kind.is(py.get_type::<PyValueError>()) {
+        true => PyErr::from_type(kind, format!("inputs[{index}]: {}", error.value(py))),
+        false => error,
+    }
 }

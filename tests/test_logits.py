@@ -109,7 +109,7 @@ def test_every_type(load: Load, quant: str) -> None:
 
 
 class WithoutRotation(RoundedReference):
-    def _rotate(self, heads: Array, angles: Array) -> Array:
+    def _rotate(self, heads: Array, layer: int) -> Array:
         return heads
 
 

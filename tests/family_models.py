@@ -16,7 +16,7 @@ def divisors(pairs: int, most: float) -> tuple[float, ...]:
     return tuple(most ** (pair / (pairs - 1)) for pair in range(pairs))
 
 
-_QKV = ("attn_q", "attn_k", "attn_v")
+QKV = ("attn_q", "attn_k", "attn_v")
 _YARN = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
@@ -33,7 +33,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     "llama": {"n_embd": 96, "n_head": 6, "n_head_kv": 2, "head_dim": 80},
     "llama with biases": {
         "architecture": "llama",
-        "biases": (*_QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        "biases": (*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
         "n_head_kv": 4,
         "rope_dims": 8,
         "keys": {"rope.scale_linear": 2.0},
@@ -56,7 +56,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_embd": 224,
         "n_head": 7,
         "n_head_kv": 1,
-        "biases": (*_QKV, "output"),
+        "biases": (*QKV, "output"),
         "rope_base": 1e5,
     },
     "qwen2 with yarn": {
@@ -75,7 +75,6 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head_kv": 2,
         "rope_dims": 72,
         "fused": ("attn_qkv", "ffn_up"),
-        "n_ctx": 256,
         "rope_divisors_short": divisors(36, 2.0),
         "rope_divisors_long": divisors(36, 8.0)[::-1],
         "keys": {
@@ -98,7 +97,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     },
     "granite without rope": {
         "architecture": "granite",
-        "biases": (*_QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        "biases": (*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
         "keys": {"rope.scaling.finetuned": False, "logit_scale": 1.25},
     },
     "smollm3": {"n_layer": 9, "tied": True, "rope_base": 5e6},
@@ -191,11 +190,88 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head_kv": 1,
         "head_dim": 80,
         "rope_dims": 40,
-        "biases": _QKV,
+        "biases": QKV,
         "fused": ("ffn_up",),
         "gains": {"token_embd": 10.0},
     },
 }
+
 for _name, _options in FAMILY_MODELS.items():
     _options.setdefault("architecture", _name)
     _options["varied_gains"] = True
+
+#: The main models: those that are called as their family is.
+MAIN = [name for name, options in FAMILY_MODELS.items() if name == options["architecture"]]
+
+#: Their types where one will do, so that every kind of matrix meets every kind of block.
+QUANTS = {
+    "llama": "Q8_0",
+    "mistral3": "Q4_0",
+    "qwen2": "Q5_0",
+    "qwen3": "Q8_0",
+    "phi3": "Q4_1",
+    "granite": "IQ4_NL",
+    "smollm3": "Q5_1",
+    "gemma2": "Q8_0",
+    "gemma3": "Q4_0",
+    "olmo2": "F16",
+    "glm4": "Q8_0",
+}
+
+#: Models with matrices of several types: rows of whole blocks of 32 weights only, as where widths
+#: are no multiples of 256, and of 256.
+MIXED: dict[str, dict[str, Any]] = {
+    **{
+        f"{name}, blocks of 32": FAMILY_MODELS[name]
+        | {
+            "quant": "Q5_0",
+            "types": {
+                "token_embd.weight": "Q8_0",
+                "blk.0.attn_q.weight": "F16",
+                "blk.0.attn_k.weight": "Q5_1",
+                "blk.0.attn_v.weight": "Q8_0",
+                "blk.1.ffn_up.weight": "IQ4_NL",
+                "blk.1.ffn_down.weight": "Q4_1",
+            },
+        }
+        for name in MAIN
+    },
+    **{
+        f"{name}, blocks of 256": FAMILY_MODELS[name]
+        | {
+            "quant": "Q4_K",
+            "n_embd": 256,
+            "n_head": 4,
+            "n_head_kv": 2,
+            "head_dim": 64,
+            "types": {
+                "token_embd.weight": "Q6_K",
+                "blk.0.attn_v.weight": "Q6_K",
+                "blk.1.attn_qkv.weight": "Q5_K",
+                "blk.1.ffn_down.weight": "Q6_K",
+            },
+        }
+        for name in ("qwen3", "granite", "gemma2", "olmo2")
+    },
+    "phi3, blocks of 256": FAMILY_MODELS["phi3"]
+    | {
+        "quant": "Q4_K",
+        "types": {"blk.1.attn_qkv.weight": "Q5_K", "blk.0.ffn_down.weight": "Q6_K"},
+        "n_embd": 256,
+        "rope_dims": 96,
+        "rope_divisors_short": divisors(48, 2.0),
+        "rope_divisors_long": divisors(48, 8.0)[::-1],
+    },
+}
+
+
+def with_keys(name: str, **more: Any) -> dict[str, Any]:
+    """Change keys of a model, which are written here with `__` for a dot."""
+    options = FAMILY_MODELS[name]
+    keys = {key.replace("__", "."): value for key, value in more.items()}
+    return options | {"keys": options.get("keys", {}) | keys}
+
+
+def with_window(name: str, window: int, **more: Any) -> dict[str, Any]:
+    """Change the window of a model, and other keys."""
+    return with_keys(name, attention__sliding_window=window, **more)

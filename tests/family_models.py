@@ -126,6 +126,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     },
     "gemma3": {
         "n_layer": 8,
+        "n_embd": 96,
         "n_head": 3,
         "n_head_kv": 1,
         "head_dim": 128,

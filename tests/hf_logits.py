@@ -177,7 +177,7 @@ ENTRIES = {
     "gemma3": Entry(
         "Gemma3",
         _M["gemma3"],
-        {"query_pre_attn_scalar": 128, "sliding_window": 64, "rope_parameters": _GEMMA3_ROPE},
+        {"query_pre_attn_scalar": 40, "sliding_window": 64, "rope_parameters": _GEMMA3_ROPE},
         gains_less_one=True,
     ),
     "gemma3 with a pattern": Entry(

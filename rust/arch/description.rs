@@ -35,7 +35,7 @@ impl<'a> Description<'a> {
         keys.check_type()?;
         let file = keys.file();
         let config = (family.config)(keys)?;
-        let tensors = Tensors::find(file, family.name, (family.tensors)(&config))?;
+        let tensors = Tensors::find(file, family.name, &config, (family.tensors)(&config))?;
         Ok(Self { file, config, tensors })
     }
 }

@@ -131,6 +131,8 @@ def _write_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     else:
         raise TypeError(f"{key}: no rule for {type(value).__name__}")
 

@@ -59,6 +59,8 @@ fn prefill(c: &mut Criterion) {
                     rows,
                     group: heads,
                     width: head_dim,
+                    window: None,
+                    cap: None,
                 };
                 let mut queries = Queries::default();
                 for query in floats(unit.queries() * head_dim).chunks_exact(head_dim) {

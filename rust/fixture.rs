@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::arch::config::Config;
 use crate::arch::description::Family;
 use crate::arch::keys::Keys;
-use crate::arch::llama;
 use crate::arch::roles::Role;
-use crate::arch::tensors::Tensor;
+use crate::arch::{granite, llama};
 use crate::gguf::file::GgufFile;
 use crate::gguf::metadata::{Array, Value};
 use crate::gguf::types::GgmlType;
@@ -219,15 +219,30 @@ pub fn tiny(family: &Family, n_layer: u32) -> GgufWriter {
         .set(&key("attention.head_count"), Value::U32(4))
         .set(&key("attention.head_count_kv"), Value::U32(2))
         .set(&key("attention.layer_norm_rms_epsilon"), Value::F32(1e-5));
+    if family.name == granite::FAMILY.name {
+        model.set(&key("logit_scale"), Value::F32(4.0));
+    }
     // The rows of the embedding are the size of the vocabulary, which no key holds.
     let header = model.clone().tensor(&Role::Embedding.to_string(), GgmlType::F32, &[64, 80]).file();
     let header = GgufFile::open(header.path()).unwrap();
     let config = (family.config)(&Keys::new(&header).unwrap()).unwrap();
-    for Tensor { name, shape, .. } in (family.tensors)(&config).iter().filter(|t| t.role != Role::RopeDivisors) {
-        let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
-        model.tensor(name, GgmlType::F32, &shape);
+    for (name, shape) in tensors_of(family, &config) {
+        model.tensor(&name, GgmlType::F32, &shape);
     }
     model
+}
+
+/// Names and shapes of the tensors that files of this family have, but for those they may leave out; the output is one
+/// that most have.
+pub fn tensors_of(family: &Family, config: &Config) -> Vec<(String, Vec<u64>)> {
+    let mut all: Vec<(String, Vec<u64>)> = Vec::new();
+    for tensor in (family.tensors)(config).iter().filter(|tensor| !tensor.optional || tensor.role == Role::Output) {
+        let place = &tensor.places[0];
+        if all.iter().all(|(name, _)| *name != place.name) {
+            all.push((place.name.clone(), tensor.shape_at(place).iter().map(|&n| n as u64).collect()));
+        }
+    }
+    all
 }
 
 impl GgufWriter {

@@ -28,6 +28,20 @@ impl Identity {
         self.0.insert(name.to_string(), value.to_string());
     }
 
+    /// Sets the value called `name`, unless it is the one that was always understood.
+    pub fn set_unless<T: Display + PartialEq>(&mut self, name: impl Display, value: T, understood: T) {
+        if value != understood {
+            self.set(name, value);
+        }
+    }
+
+    /// Sets the value called `name`, if there is one.
+    pub fn set_some(&mut self, name: impl Display, value: Option<impl Display>) {
+        if let Some(value) = value {
+            self.set(name, value);
+        }
+    }
+
     /// Sets the type, shape and bytes of the tensor called `name`, which are `data`.
     pub fn set_tensor(&mut self, name: impl Display, info: &TensorInfo, data: &[u8]) {
         let hashes: Vec<u64> = data.chunks(HASHED_ROWS * info.row_bytes()).map(hash).collect();

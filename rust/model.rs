@@ -50,7 +50,7 @@ impl<'a> Options<'a> {
                 self.device
             )));
         }
-        let description = describe(file)?;
+        let mut description = describe(file)?;
         let trained = description.config.n_ctx_train;
         let n_ctx = self.n_ctx.unwrap_or(trained);
         if !(1..=trained).contains(&n_ctx) {
@@ -58,6 +58,7 @@ impl<'a> Options<'a> {
                 "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
             )));
         }
+        description.config.settle(n_ctx);
         Ok(Checked { description, device: self.device, n_ctx, threads })
     }
 }

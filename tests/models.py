@@ -1,4 +1,4 @@
-"""Small random Llama files, written by the `gguf` package: a writer that is not ours."""
+"""Small random model files, written by the `gguf` package: a writer that is not ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,32 @@ import numpy as np
 import numpy.typing as npt
 
 from blocks import K_QUANTS, Random, random_tensor, tensor_type
-from tensors import EMBEDDING, OUTPUT, OUTPUT_NORM, ROPE_DIVISORS, Block
+from families import FAMILIES, Family
+from tensors import (
+    EMBEDDING,
+    OUTPUT,
+    OUTPUT_NORM,
+    ROPE_DIVISORS,
+    ROPE_DIVISORS_LONG,
+    ROPE_DIVISORS_SHORT,
+    Block,
+    bias,
+)
 from vocabulary import CHAT_TEMPLATE, Vocabulary, bpe, spm, vocabulary_of
+
+#: Standard deviation of what a matrix makes of numbers whose own is one, by the stem of its name.
+GAINS = {
+    "token_embd": 3.0,
+    "attn_q": 1.5,
+    "attn_k": 1.5,
+    "attn_v": 1.0,
+    "attn_qkv": 1.5,
+    "attn_output": 2.0,
+    "ffn_gate": 1.0,
+    "ffn_up": 1.5,
+    "ffn_down": 2.0,
+    "output": 3.0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +60,21 @@ class ModelSpec:
     n_ctx: int = 512
     rms_eps: float = 0.01  # large, so that it makes a difference
     rope_base: float = 10000.0
+    rope_dims: int | None = None  # None: the whole head
     rope_linear: float | None = None
     rope_divisors: tuple[float, ...] | None = None
+    rope_divisors_short: tuple[float, ...] | None = None
+    rope_divisors_long: tuple[float, ...] | None = None
+    biases: tuple[str, ...] = ()  # stems of matrices, such as "attn_q", that have a bias
+    fused: tuple[str, ...] = ()  # "attn_qkv": queries, keys and values; "ffn_up": gate and up
+    varied_gains: bool = False  # those of norms from 0.5 to 1.5, of either sign; else about 1
+    gains: Mapping[str, float] = field(default_factory=dict)  # over GAINS; norms are multiplied
     tied: bool = False  # no output.weight: the embedding serves
     copied: bool = False  # output.weight is a copy of the embedding
     tokenizer: str | Path = "bpe"  # "bpe", "spm" or a GGUF file whose vocabulary is taken
     chat_template: str | None = CHAT_TEMPLATE
     architecture: str = "llama"
+    keys: Mapping[str, Any] = field(default_factory=dict)  # more, without the architecture
     metadata: Mapping[str, Any] = field(default_factory=dict)  # more keys, written last
     extra_tensors: tuple[str, ...] = ()  # names of tensors no decoder knows
     split: int = 0  # tensors per part; 0: one file
@@ -63,6 +95,11 @@ class ModelSpec:
     def head_width(self) -> int:
         """Width of one head."""
         return self.head_dim or self.width // self.n_head
+
+    @property
+    def family(self) -> Family:
+        """What the architecture's decoder does; that of an unknown one is written as a Llama."""
+        return FAMILIES.get(self.architecture, Family())
 
     @property
     def needs_wide_rows(self) -> bool:
@@ -91,7 +128,8 @@ def write_model(path: Path, **options: Any) -> Path:
     vocabulary.write(writer)
     if spec.chat_template is not None:
         writer.add_chat_template(spec.chat_template)
-    for key, value in spec.metadata.items():
+    keys = {f"{spec.architecture}.{key}": value for key, value in spec.keys.items()}
+    for key, value in (keys | dict(spec.metadata)).items():
         _write_value(writer, key, value)
     for name, (tensor, type_name) in _tensors(spec, len(vocabulary.tokens)).items():
         raw = tensor_type(type_name) if tensor.dtype == np.uint8 else None
@@ -112,7 +150,7 @@ def _write_config(writer: gguf.GGUFWriter, spec: ModelSpec, n_vocab: int) -> Non
     writer.add_head_count_kv(spec.n_head_kv)
     writer.add_layer_norm_rms_eps(spec.rms_eps)
     writer.add_rope_freq_base(spec.rope_base)
-    writer.add_rope_dimension_count(spec.head_width)
+    writer.add_rope_dimension_count(spec.rope_dims or spec.head_width)
     writer.add_vocab_size(n_vocab)
     if spec.head_dim is not None:
         writer.add_key_length(spec.head_dim)
@@ -148,37 +186,73 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
     tensors: dict[str, tuple[npt.NDArray[Any], str]] = {}
     drawn: dict[tuple[int, int, str], npt.NDArray[Any]] = {}
 
-    def matrix(name: str, rows: int, columns: int, gain: float) -> None:
+    def matrix(name: str, rows: int, columns: int) -> None:
         type_name = spec.types.get(name, spec.quant)
-        spread = gain / np.sqrt(columns)
+        spread = (GAINS | dict(spec.gains))[_stem(name)] / np.sqrt(columns)
         key = (rows, columns, type_name)
         if not spec.shared or key not in drawn:
             drawn[key] = random_tensor(Random(spec.seed, name), (rows, columns), spread, type_name)
         tensors[name] = (drawn[key], type_name)
+        if _stem(name) in spec.biases:
+            vector(bias(name), 0.7 * Random(spec.seed, bias(name)).normal(rows))
 
-    def vector(name: str, length: int, middle: float, spread: float = 0.1) -> None:
-        values = middle + spread * Random(spec.seed, name).normal(length)
+    def vector(name: str, values: npt.NDArray[np.float64]) -> None:
         tensors[name] = (values.astype(np.float32), "F32")
 
-    matrix(EMBEDDING, n_vocab, width, 3.0)
+    def norm(name: str, length: int) -> None:
+        random = Random(spec.seed, name)
+        if spec.varied_gains:
+            gains = 0.5 + random.bytes(2 * length).view("<u2") / 65535.0
+            gains = np.where(random.bytes(length) % 2, gains, -gains)
+        else:
+            gains = 1.0 + 0.1 * random.normal(length)
+        vector(name, gains * spec.gains.get(_stem(name), 1.0))
+
+    def block_tensors(block: Block) -> None:
+        if spec.family.norms_before:
+            norm(block.attn_norm, width)
+        if "attn_qkv" in spec.fused:
+            matrix(block.attn_qkv, q_rows + 2 * kv_rows, width)
+        else:
+            matrix(block.attn_q, q_rows, width)
+            matrix(block.attn_k, kv_rows, width)
+            matrix(block.attn_v, kv_rows, width)
+        if spec.family.query_key_norm:
+            whole = spec.family.query_key_norm == "vector"
+            norm(block.attn_q_norm, q_rows if whole else spec.head_width)
+            norm(block.attn_k_norm, kv_rows if whole else spec.head_width)
+        matrix(block.attn_output, width, q_rows)
+        if spec.family.norms_after:
+            norm(block.post_attention_norm, width)
+        if spec.family.norms_before:
+            norm(block.ffn_norm, width)
+        if "ffn_up" not in spec.fused:
+            matrix(block.ffn_gate, ff, width)
+        matrix(block.ffn_up, 2 * ff if "ffn_up" in spec.fused else ff, width)
+        matrix(block.ffn_down, width, ff)
+        if spec.family.norms_after:
+            norm(block.post_ffw_norm, width)
+
+    matrix(EMBEDDING, n_vocab, width)
     for layer in range(spec.n_layer):
-        block = Block(layer)
-        vector(block.attn_norm, width, 1.0)
-        matrix(block.attn_q, q_rows, width, 1.5)
-        matrix(block.attn_k, kv_rows, width, 1.5)
-        matrix(block.attn_v, kv_rows, width, 1.0)
-        matrix(block.attn_output, width, q_rows, 2.0)
-        vector(block.ffn_norm, width, 1.0)
-        matrix(block.ffn_gate, ff, width, 1.0)
-        matrix(block.ffn_up, ff, width, 1.5)
-        matrix(block.ffn_down, width, ff, 2.0)
-    vector(OUTPUT_NORM, width, 1.0)
+        block_tensors(Block(layer))
+    norm(OUTPUT_NORM, width)
     if spec.copied:
         tensors[OUTPUT] = tensors[EMBEDDING]
     elif not spec.tied:
-        matrix(OUTPUT, n_vocab, width, 3.0)
-    if spec.rope_divisors is not None:
-        tensors[ROPE_DIVISORS] = (np.array(spec.rope_divisors, np.float32), "F32")
+        matrix(OUTPUT, n_vocab, width)
+    for name, divisors in (
+        (ROPE_DIVISORS, spec.rope_divisors),
+        (ROPE_DIVISORS_SHORT, spec.rope_divisors_short),
+        (ROPE_DIVISORS_LONG, spec.rope_divisors_long),
+    ):
+        if divisors is not None:
+            vector(name, np.array(divisors))
     for name in spec.extra_tensors:
-        vector(name, 32, 0.0)
+        vector(name, 0.1 * Random(spec.seed, name).normal(32))
     return tensors
+
+
+def _stem(name: str) -> str:
+    """Take the block and the ending off the name of a tensor."""
+    return name.split(".")[-2]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blocks import FLOAT_TYPES, block_len
-from reference import Array, Reference, causal
+from reference import Array, Reference, capped
 
 PAGE = 64  # positions whose weights have one scale
 
@@ -48,14 +48,18 @@ class RoundedReference(Reference):
             return self._matmul(x, name)
         return self._matmul(x, name) + self._matmul(x - to_int8(x, 32), name)
 
-    def _mix(self, queries: Array, keys: Array, values: Array) -> Array:
-        to_log2 = self.dtype(math.log2(math.e) * self.score_scale)
+    def _mix(
+        self, queries: Array, keys: Array, values: Array, seen: npt.NDArray[np.bool_]
+    ) -> Array:
+        log2_e = math.log2(math.e)
+        to_log2 = self.dtype(log2_e * self.score_scale)
         queries, query_scales = to_fixed(queries * to_log2, self.largest_key)
         keys, key_scales = to_fixed(keys, self.largest_key)
         values, value_scales = to_fixed(values, self.largest_value)
         # The scale of a value is a part of its weight.
         biases = np.log2(value_scales).T
-        scores = causal((queries @ keys.T) * (query_scales @ key_scales.T) + biases)
+        scores = (queries @ keys.T) * (query_scales @ key_scales.T)
+        scores = np.where(seen, capped(scores, log2_e * self._score_cap()) + biases, -np.inf)
         scores, inverses = by_page(scores, -np.inf), by_page(1 / value_scales.T, 0)
 
         maxima = np.maximum(scores.max(-1, keepdims=True), -1e30)  # of a page out of sight

@@ -1,71 +1,154 @@
-"""Families of models beside Llama: each fact of one counts, and both engines have it right."""
+"""Families of models beside plain Llama: each fact of one counts, and the engines have it right.
+
+`family_models.py` has the models, `facts.py` what is true of them and how the oracle does without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from reference import Reference
+from bits import assert_same_bits, cold
+from blocks import Random
+from facts import FACTS, Switch
+from family_models import FAMILY_MODELS, MAIN, MIXED, with_window
+from reference import Array, Reference
 from rounded import RoundedReference
 from specrs._specrs import GgufError, Model
+from tensors import EMBEDDING
 from test_logits import (
-    NOT_SHARED,
     TOKENS,
     candle_allowed,
-    check,
     check_candle,
+    check_long,
+    forward,
     most_rows_error,
     rms,
 )
 from vectors import KERNEL_SETS
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    "smollm3": {"architecture": "smollm3", "n_layer": 9, "tied": True, "rope_base": 5e6},
-}
 # Through 9 layers noise tips a few weights of attention in most rows. Such a weight is off by
 # 1 / 4096: times 16 values of 1, and through weights of 2 / sqrt(64), it moves a residual stream of
 # 3 by 2.4e-4 and logits of 3 by as much, or less in later layers. Four of them:
 MOST_ROWS_ERROR = 5e-4
-FACTS = [("smollm3", "no_rope_period")]
+# In long sequences through many layers a number tips early, and what follows is rounded as if anew.
+# Two evaluations that round independently are sqrt(2) of their rounding error apart, of which the
+# root mean square over rows that depend on each other is known to a tenth.
+INDEPENDENT = 1.1 * 2**0.5
 # What a fact must change when it is switched off, in errors that an engine may make.
 COUNTS = 10
+# Models deeper than this have no rows in which nothing has tipped.
+SHALLOW = 9
+# Facts that say nothing of four positions.
+LATE = {
+    "attention.temperature_scale",
+    "attention.sliding_window",
+    "windows",
+    "every second block",
+    "the last of two blocks",
+    "attention.sliding_window_pattern",
+}
+#: The families that run on the candle engine.
+CANDLE = ("llama", "smollm3")
+
+ALL_FACTS = [(model, fact) for model, facts in FACTS.items() for fact in facts]
+EARLY_FACTS = [
+    (model, fact)
+    for model, fact in ALL_FACTS
+    if fact not in LATE and FAMILY_MODELS[model].get("n_layer", 2) <= SHALLOW
+]
+VARIANTS: dict[str, dict[str, Any]] = {
+    **FAMILY_MODELS,
+    **{
+        f"{name}, window {window}": with_window(name, window)
+        for name in ("gemma2", "gemma3", "phi3", "olmo2 with windows")
+        for window in (5, 64, 65, 100)
+    },
+    "gemma2, all but one of 4": with_window("gemma2", 65, attention__sliding_window_pattern=4),
+    "qwen2, epsilon": FAMILY_MODELS["qwen2"] | {"rms_eps": 0.05},
+}
 
 
-def without(oracle: Reference, fact: str) -> Reference:
-    oracle.family = replace(oracle.family, **{fact: None})
+def prompt(n_vocab: int, length: int = 250) -> list[int]:
+    ids: list[int] = (Random(0, "families").bytes(2 * length).view("<u2") % n_vocab).tolist()
+    return ids
+
+
+def n_vocab_of(oracle: Reference) -> int:
+    return len(oracle.weights[EMBEDDING])
+
+
+def switched_off(oracle: Reference, switch: Switch) -> Reference:
+    switch(oracle)
     return oracle
 
 
+def check(path: Path, model: Model) -> None:
+    """Compare with the oracle: rows of short sequences, where nothing tipped, and a long one."""
+    logits, oracle = forward(model), RoundedReference(path, np.float64)
+    if oracle.n_layer <= SHALLOW:
+        assert most_rows_error(oracle, logits) <= MOST_ROWS_ERROR
+    tokens = prompt(model.n_vocab)
+    check_long(path, logits(tokens), tokens, INDEPENDENT)
+
+
+@cache
+def long_logits(path: Path) -> tuple[Array, Array]:
+    """Compute the exact and the rounded logits of the long prompt."""
+    oracle = Reference(path, np.float64)
+    tokens = prompt(n_vocab_of(oracle))
+    return oracle.logits(tokens), RoundedReference(path, np.float64).logits(tokens)
+
+
+def test_every_model_has_facts() -> None:
+    assert list(FACTS) == list(FAMILY_MODELS)
+
+
+@pytest.mark.parametrize(("model", "fact"), ALL_FACTS)
+def test_every_fact_counts_in_long_sequences(
+    tiny: Callable[..., Path], model: str, fact: str
+) -> None:
+    path = tiny(**FAMILY_MODELS[model])
+    exact, rounded = long_logits(path)
+    oracle = switched_off(Reference(path, np.float64), FACTS[model][fact])
+    wrong = oracle.logits(prompt(n_vocab_of(oracle)))
+    assert rms(wrong - exact) > COUNTS * INDEPENDENT * rms(rounded - exact)
+
+
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-@pytest.mark.parametrize(("family", "fact"), FACTS)
-def test_every_fact_counts(tiny: Callable[..., Path], family: str, fact: str, quant: str) -> None:
-    path = tiny(quant=quant, **FAMILIES[family])
-    wrong = without(RoundedReference(path, np.float64), fact)
+@pytest.mark.parametrize(("model", "fact"), EARLY_FACTS)
+def test_every_fact_counts(tiny: Callable[..., Path], model: str, fact: str, quant: str) -> None:
+    path = tiny(quant=quant, **FAMILY_MODELS[model])
+    wrong = switched_off(RoundedReference(path, np.float64), FACTS[model][fact])
     error = most_rows_error(RoundedReference(path, np.float64), wrong.logits)
     assert error > COUNTS * MOST_ROWS_ERROR
 
 
-@pytest.mark.parametrize(("family", "fact"), FACTS)
-def test_every_fact_counts_in_long_sequences(
-    tiny: Callable[..., Path], family: str, fact: str
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_engine_agrees_with_the_oracle(
+    tiny: Callable[..., Path], threads: int, name: str, quant: str
 ) -> None:
-    path = tiny(**FAMILIES[family])
-    exact, rounded = (
-        oracle(path, np.float64).logits(TOKENS) for oracle in (Reference, RoundedReference)
-    )
-    wrong = without(Reference(path, np.float64), fact).logits(TOKENS)
-    assert rms(wrong - exact) > COUNTS * NOT_SHARED * rms(rounded - exact)
-    assert rms(wrong - exact) > COUNTS * candle_allowed(path, exact)
+    path = tiny(quant=quant, **VARIANTS[name])
+    check(path, Model(path, threads=threads))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_the_engine_agrees_with_the_oracle_on_mixed_types(
+    tiny: Callable[..., Path], threads: int, name: str
+) -> None:
+    path = tiny(**MIXED[name])
+    check(path, Model(path, threads=threads))
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MAIN)
 def test_every_kernel_set_agrees_with_the_oracle(
     tiny: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -74,7 +157,7 @@ def test_every_kernel_set_agrees_with_the_oracle(
     kernels: str,
     quant: str,
 ) -> None:
-    path = tiny(quant=quant, **FAMILIES[family])
+    path = tiny(quant=quant, **FAMILY_MODELS[family])
     monkeypatch.setenv("SPECRS_KERNELS", kernels)
     try:
         model = Model(path, threads=threads)
@@ -83,18 +166,76 @@ def test_every_kernel_set_agrees_with_the_oracle(
             raise
         pytest.skip(str(error))
     assert model.kernels.startswith(kernels)
-    check(path, model, MOST_ROWS_ERROR)
+    check(path, model)
+
+
+@pytest.mark.parametrize("n_ctx", [64, 65, 256])
+def test_the_length_of_a_session_chooses_the_rotation(
+    tiny: Callable[..., Path], threads: int, n_ctx: int
+) -> None:
+    """The short divisors up to the original context of 64, the long ones beyond."""
+    path = tiny(**FAMILY_MODELS["phi3"])
+    model = Model(path, n_ctx=n_ctx, threads=threads)
+    tokens = prompt(model.n_vocab, min(n_ctx, 250))
+    check_long(path, forward(model)(tokens), tokens, INDEPENDENT, n_ctx)
+    other = Reference(path, np.float64, 65 if n_ctx == 64 else 64).logits(tokens)
+    with pytest.raises(AssertionError):
+        check_long(path, other.astype(np.float32), tokens, INDEPENDENT, n_ctx)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi3", "olmo2 with windows"])
+def test_a_window_beyond_the_prompt_is_none(
+    tiny: Callable[..., Path], threads: int, name: str
+) -> None:
+    keys = {"rope__scaling__factor": 1.0} if name.startswith("olmo2") else {}
+    wide, none = (
+        Model(tiny(**with_window(name, window, **keys)), threads=threads) for window in (300, 0)
+    )
+    tokens = prompt(wide.n_vocab)
+    assert_same_bits(cold(wide, tokens), cold(none, tokens))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "olmo2 with windows"])
+def test_a_window_has_as_many_positions_as_it_says(
+    tiny: Callable[..., Path], threads: int, name: str
+) -> None:
+    """The position before the window is neither seen nor does its token matter."""
+    options = with_window(name, 5) | {"n_layer": 1}
+    model = Model(tiny(**options), threads=threads)
+    tokens = prompt(model.n_vocab, 80)
+    wanted = model.session().forward(tokens)
+    for distance, seen in ((1, True), (4, True), (5, False), (70, False)):
+        changed = list(tokens)
+        changed[-1 - distance] = (changed[-1 - distance] + 1) % model.n_vocab
+        same = np.array_equal(model.session().forward(changed), wanted)
+        assert same != seen, distance
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_candle_agrees_with_the_oracle(tiny: Callable[..., Path], family: str, quant: str) -> None:
-    check_candle(tiny(quant=quant, **FAMILIES[family]))
+@pytest.mark.parametrize("family", MAIN)
+def test_candle_agrees_with_the_oracle_or_refuses(
+    tiny: Callable[..., Path], family: str, quant: str
+) -> None:
+    path = tiny(quant=quant, **FAMILY_MODELS[family])
+    if family in CANDLE:
+        check_candle(path)
+    else:
+        with pytest.raises(ValueError, match=f"{family}.*cpu"):
+            Model(path, device="candle-cpu")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_every_fact_counts_for_candle(tiny: Callable[..., Path]) -> None:
+    for family in CANDLE:
+        path = tiny(**FAMILY_MODELS[family])
+        exact = Reference(path, np.float64).logits(TOKENS)
+        for switch in FACTS[family].values():
+            wrong = switched_off(Reference(path, np.float64), switch).logits(TOKENS)
+            assert rms(wrong - exact) > COUNTS * candle_allowed(path, exact)
+
+
+@pytest.mark.parametrize("family", MAIN)
 def test_tensors_of_other_decoders_are_refused(tiny: Callable[..., Path], family: str) -> None:
-    name = "blk.0.attn_q.bias"
-    path = tiny(extra_tensors=(name,), **FAMILIES[family])
+    name = "blk.0.attn_sinks.weight"
+    path = tiny(**FAMILY_MODELS[family], extra_tensors=(name,))
     with pytest.raises(GgufError, match=f'{name}.*"{family}"'):
         Model(path)

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blocks import QUANT_TYPES, Random
+from family_models import FAMILY_MODELS, MAIN, QUANTS
 from models import write_model
 from specrs._specrs import Model
 from tensors import EMBEDDING, OUTPUT, Block
@@ -67,6 +68,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 24,
         "rope_linear": 4.0,
     },
+    **{f"family {name}": FAMILY_MODELS[name] | {"quant": QUANTS[name]} for name in MAIN},
 }
 
 

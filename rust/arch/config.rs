@@ -13,8 +13,10 @@ pub struct Config {
     pub n_vocab: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Transformer blocks.
+    /// Transformer blocks that are run.
     pub n_layer: usize,
+    /// Blocks that files have after these, to draft with; they are not run.
+    pub n_draft_layer: usize,
     /// Query heads.
     pub n_head: usize,
     /// Key/value heads; divides `n_head`.
@@ -29,8 +31,64 @@ pub struct Config {
     pub rms_eps: f32,
     /// The rotations in use.
     pub ropes: Vec<RopeTable>,
+    /// Which values of a head are rotated together, as files have them.
+    pub pairs: Pairs,
     /// What each of the `n_layer` blocks does.
     pub blocks: Vec<Block>,
+    /// What is taken of a gate.
+    pub activation: Activation,
+    /// What embeddings are multiplied with.
+    pub embedding_scale: f32,
+    /// What products of queries and keys are divided by.
+    pub score_divisor: f32,
+    /// `c` of `c * tanh(score / c)`, which scores become.
+    pub score_cap: Option<f32>,
+    /// How queries grow with their position.
+    pub query_growth: Option<QueryGrowth>,
+    /// What both branches of a block are multiplied with before they are added to the residual stream.
+    pub residual_scale: f32,
+    /// What logits are divided by.
+    pub logit_divisor: f32,
+    /// `c` of `c * tanh(logit / c)`, which logits become then.
+    pub logit_cap: Option<f32>,
+}
+
+/// Nothing, and no fact by which a family differs from Llama.
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            n_vocab: 0,
+            n_embd: 0,
+            n_layer: 0,
+            n_draft_layer: 0,
+            n_head: 0,
+            n_head_kv: 0,
+            head_dim: 0,
+            n_ff: 0,
+            n_ctx_train: 0,
+            rms_eps: 0.0,
+            ropes: Vec::new(),
+            pairs: Pairs::Neighbours,
+            blocks: Vec::new(),
+            activation: Activation::Silu,
+            embedding_scale: 1.0,
+            score_divisor: 1.0,
+            score_cap: None,
+            query_growth: None,
+            residual_scale: 1.0,
+            logit_divisor: 1.0,
+            logit_cap: None,
+        }
+    }
+}
+
+/// Which values of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pairs {
+    /// `2i` and `2i + 1`, as the engine has them.
+    Neighbours,
+    /// `i` and `i + n / 2` of the `n` that are rotated; loading turns them into neighbours.
+    Halves,
 }
 
 /// What may differ from block to block.
@@ -38,6 +96,26 @@ pub struct Config {
 pub struct Block {
     /// The rotation of queries and keys, an index into [`Config::ropes`]; `None` leaves them as they are.
     pub rope: Option<usize>,
+    /// How many positions a query sees, its own included; `None` is all.
+    pub window: Option<usize>,
+}
+
+/// What a gate lets through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `x * sigmoid(x)` (SwiGLU, Shazeer, 2020).
+    Silu,
+    /// GELU in its form with tanh (GEGLU, Shazeer, 2020).
+    Gelu,
+}
+
+/// A query at position `p` is multiplied with `1 + scale * ln(1 + floor(p / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// By how much.
+    pub scale: f64,
+    /// Every how many positions.
+    pub length: usize,
 }
 
 /// Blocks; no model has a tenth of it.
@@ -61,11 +139,12 @@ impl Config {
             );
         }
         let head_dim = head_dim(keys, n_embd, n_head)?;
-        let n_layer = keys.required_count("block_count", MAX_LAYERS)?;
+        let (n_layer, n_draft_layer) = layers(keys)?;
         Ok(Self {
             n_vocab: keys.tensor(Role::Embedding)?.rows(),
             n_embd,
             n_layer,
+            n_draft_layer,
             n_head,
             n_head_kv,
             head_dim,
@@ -73,15 +152,41 @@ impl Config {
             n_ctx_train: keys.required_count("context_length", MAX_POSITIONS)?,
             rms_eps: keys.required_positive("attention.layer_norm_rms_epsilon")?,
             ropes: vec![RopeTable::read(keys, head_dim)?],
-            blocks: vec![Block { rope: Some(0) }; n_layer],
+            blocks: vec![Block { rope: Some(0), window: None }; n_layer],
+            score_divisor: (head_dim as f32).sqrt(),
+            ..Self::default()
         })
+    }
+
+    /// The same with pairs as most families have them.
+    pub fn with_halves(self) -> Self {
+        Self { pairs: Pairs::Halves, ..self }
+    }
+
+    /// Fixes what depends on how many positions a session has.
+    pub fn settle(&mut self, n_ctx: usize) {
+        self.ropes.iter_mut().for_each(|rope| rope.settle(n_ctx));
+        for block in &mut self.blocks {
+            block.window = block.window.filter(|&window| window < n_ctx);
+        }
+    }
+
+    /// What scores, which are logarithms to base 2, are multiplied with in the row of a query at `position`.
+    pub fn query_scale(&self, position: usize) -> f32 {
+        let scale = std::f32::consts::LOG2_E / self.score_divisor;
+        match self.query_growth {
+            None => scale,
+            Some(QueryGrowth { scale: by, length }) => scale * (1.0 + by * ((position / length) as f64).ln_1p()) as f32,
+        }
     }
 
     /// Sets every value that the numbers of the model depend on.
     pub fn identify(&self, identity: &mut Identity) {
         // All fields are named, so that a new one is not forgotten here.
-        let Self { n_vocab, n_embd, n_layer, n_head, n_head_kv, head_dim, n_ff, n_ctx_train, rms_eps, ropes, blocks } =
+        let Self { n_vocab, n_embd, n_layer, n_draft_layer: _, n_head, n_head_kv, head_dim, n_ff, n_ctx_train, .. } =
             self;
+        let Self { rms_eps, ropes, pairs, blocks, activation, embedding_scale, score_divisor, score_cap, .. } = self;
+        let Self { query_growth, residual_scale, logit_divisor, logit_cap, .. } = self;
         let counts = [
             ("n_vocab", n_vocab),
             ("n_embd", n_embd),
@@ -96,17 +201,47 @@ impl Config {
             identity.set(name, count);
         }
         identity.set("rms_eps", rms_eps);
-        for (i, RopeTable { freqs }) in ropes.iter().enumerate() {
+        for (i, RopeTable { freqs, magnitude, long: _ }) in ropes.iter().enumerate() {
             let freqs: Vec<String> = freqs.iter().map(f64::to_string).collect();
             identity.set(format_args!("ropes.{i}"), freqs.join(" "));
+            identity.set_unless(format_args!("ropes.{i}.magnitude"), *magnitude, 1.0);
         }
-        for (i, Block { rope }) in blocks.iter().enumerate() {
+        if *pairs == Pairs::Halves {
+            identity.set("pairs", "halves");
+        }
+        for (i, Block { rope, window }) in blocks.iter().enumerate() {
             match rope {
                 Some(0) => (),
                 Some(rope) => identity.set(format_args!("blocks.{i}.rope"), rope),
                 None => identity.set(format_args!("blocks.{i}.rope"), "none"),
             }
+            identity.set_some(format_args!("blocks.{i}.window"), *window);
         }
+        if *activation == Activation::Gelu {
+            identity.set("activation", "gelu");
+        }
+        identity.set_unless("embedding_scale", *embedding_scale, 1.0);
+        identity.set_unless("score_divisor", *score_divisor, (*head_dim as f32).sqrt());
+        identity.set_some("score_cap", *score_cap);
+        identity.set_some("query_growth", query_growth.map(|growth| format!("{} {}", growth.scale, growth.length)));
+        identity.set_unless("residual_scale", *residual_scale, 1.0);
+        identity.set_unless("logit_divisor", *logit_divisor, 1.0);
+        identity.set_some("logit_cap", *logit_cap);
+    }
+}
+
+/// Blocks that are run, and blocks after them that draft.
+fn layers(keys: &Keys<'_>) -> Result<(usize, usize)> {
+    const DRAFTING: &str = "nextn_predict_layers";
+    let all = keys.required_count("block_count", MAX_LAYERS)?;
+    let drafting = keys.file().metadata().get_u64(&keys.name(DRAFTING))?.unwrap_or(0);
+    match usize::try_from(drafting) {
+        Ok(drafting) if drafting < all => Ok((all - drafting, drafting)),
+        _ => Err(keys.error(format_args!(
+            "metadata `{}` is {drafting} but must be less than the {all} blocks of `{}`",
+            keys.name(DRAFTING),
+            keys.name("block_count")
+        ))),
     }
 }
 

@@ -34,7 +34,7 @@ impl<'a> Description<'a> {
     pub fn read(keys: &Keys<'a>, family: &Family) -> Result<Self> {
         let file = keys.file();
         let config = (family.config)(keys)?;
-        let tensors = Tensors::find(file, family.name, (family.tensors)(&config))?;
+        let tensors = Tensors::find(file, family.name, &config, (family.tensors)(&config))?;
         Ok(Self { file, config, tensors })
     }
 }

@@ -136,6 +136,30 @@ impl<'a> Keys<'a> {
         self.positive(key)?.ok_or_else(|| self.missing(key))
     }
 
+    /// A finite number of 0 or more, of which 0 says the same as none at all: what switches itself off with it.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] for any other value.
+    pub fn switch(&self, key: &str) -> Result<Option<f32>> {
+        match self.file.metadata().get_f32(&self.name(key))? {
+            Some(0.0) => Ok(None),
+            _ => self.positive(key),
+        }
+    }
+
+    /// Whether the file says nothing of it.
+    pub fn is_silent(&self, key: &str) -> bool {
+        self.file.metadata().get(&self.name(key)).is_none()
+    }
+
+    /// A truth value, if it is there.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] for a value of another type.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.file.metadata().get_bool(&self.name(key))
+    }
+
     /// Fails for a mixture of experts.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::arch::config::Config;
 use crate::arch::description::Family;
-use crate::arch::tensors::dense;
+use crate::arch::tensors::dense_with_biases;
 
 /// The decoder that other families vary.
-pub const FAMILY: Family = Family { name: "llama", config: Config::dense, tensors: dense };
+pub const FAMILY: Family = Family { name: "llama", config: Config::dense, tensors: dense_with_biases };

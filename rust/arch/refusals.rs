@@ -3,7 +3,6 @@
 
 use crate::arch::keys::Keys;
 use crate::error::{Error, Result};
-use crate::gguf::metadata::{Array, Value};
 
 /// Architectures of llama.cpp and others that are no plain decoders, and what they are.
 const ARCHITECTURES: [(&[&str], &str); 5] = [
@@ -77,8 +76,7 @@ pub fn check(keys: &Keys<'_>, supported: &str) -> Result<()> {
     check_purpose(keys)?;
     check_tensors(keys)?;
     check_experts(keys)?;
-    check_attention(keys)?;
-    check_window(keys)
+    check_attention(keys)
 }
 
 /// An adapter or projector is only a part of some model.
@@ -178,28 +176,6 @@ fn check_attention(keys: &Keys<'_>) -> Result<()> {
             Err(unsupported(keys, &sections, format_args!("{values:?}")))
         }
         _ => Ok(()),
-    }
-}
-
-/// Which blocks have a window: a period from 1 to the number of blocks, or a truth value for each of them.
-fn check_window(keys: &Keys<'_>) -> Result<()> {
-    const BLOCKS: &str = "block_count";
-    let metadata = keys.file().metadata();
-    let pattern = keys.name("attention.sliding_window_pattern");
-    let Some(blocks) = metadata.get_u64(&keys.name(BLOCKS))? else { return Ok(()) };
-    match metadata.get(&pattern) {
-        Some(Value::Array(Array::Bool(values))) if values.len() as u64 != blocks => Err(keys.error(format_args!(
-            "metadata `{pattern}` has {} entries but `{}` is {blocks}; convert the model again",
-            values.len(),
-            keys.name(BLOCKS)
-        ))),
-        None | Some(Value::Array(_)) => Ok(()),
-        Some(_) => match metadata.get_u64(&pattern)? {
-            Some(period) if !(1..=blocks).contains(&period) => Err(keys.error(format_args!(
-                "metadata `{pattern}` is {period}, but a period of windows must be from 1 to the {blocks} blocks"
-            ))),
-            _ => Ok(()),
-        },
     }
 }
 

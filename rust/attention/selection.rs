@@ -1,14 +1,13 @@
 //! How the queries of a unit choose blocks by their values, and what stands in for the blocks left out.
 
 use crate::attention::cache::{put_key, put_value, PAGE};
-use crate::attention::units::{Accumulator, Kept, Queries, Unit, Values, Weighing};
+use crate::attention::units::{Accumulator, Kept, Queries, Unit, Values, Weighing, NO_BIASES};
 use crate::kernels::fixed::{largest_quant, Output, Shape, ONE};
 use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::softmax::{CausalMask, SoftmaxState};
 use std::cmp::Ordering;
 
-/// Biases of keys whose values do not count, and with [`ONES`] the inverses of their scales.
-const ZEROS: [f32; PAGE] = [0.0; PAGE];
+/// Inverses of the scales of values that do not count.
 const ONES: [f32; PAGE] = [1.0; PAGE];
 
 /// A block counts if its best key is thought to weigh at least `alpha` of all keys, provided that it scores `spread`
@@ -157,7 +156,7 @@ impl Selection {
                 &queries.all,
                 scratch,
                 &ONES,
-                CausalMask { valid: means, group: usize::MAX },
+                CausalMask::new(means, usize::MAX),
                 &mut sample.states,
             );
         }
@@ -170,7 +169,7 @@ impl Selection {
             &queries.all,
             scratch,
             &ONES,
-            CausalMask { valid: PAGE, group: usize::MAX },
+            CausalMask::new(PAGE, usize::MAX),
             &mut sample.states,
         );
     }
@@ -249,7 +248,7 @@ impl Selection {
                     let visible = past.saturating_sub(start * PAGE + offset).div_ceil(stride);
                     scores[query * PAGE..(query + 1) * PAGE][visible.min(PAGE)..].fill(f32::NEG_INFINITY);
                 }
-                weighing.weigh(kernels, some, scores, &ONES, CausalMask { valid: PAGE, group }, &mut sample.states);
+                weighing.weigh(kernels, some, scores, &ONES, CausalMask::new(PAGE, group), &mut sample.states);
                 for &query in &*some {
                     let (step, weights) = (weighing.steps[query], &weighing.weights[query * PAGE..(query + 1) * PAGE]);
                     let masses = &mut sample.masses[query * blocks..(query + 1) * blocks];
@@ -292,16 +291,17 @@ impl Selection {
             }
             scores.chunks_exact_mut(PAGE).for_each(|scores| scores[blocks.len()..].fill(f32::NEG_INFINITY));
             let values = Values { quants: values, inverses: &inverses, later: &[] };
-            total.add_weighted(unit, some, scores, values, PAGE, weighing);
+            total.add_weighted(unit, some, scores, values, CausalMask::new(PAGE, unit.group), weighing);
         }
     }
 }
 
 /// Multiplies the queries at `indices` with 64 keys, `[queries][64]`.
 fn score(unit: &Unit<'_>, indices: &[usize], queries: &FixedRows, keys: &[i16], scales: &[f32], out: &mut [f32]) {
-    let output = Output::Scores { rows: &queries.scales, columns: scales, biases: &ZEROS };
+    let output = Output::Scores { rows: &queries.scales, columns: scales, biases: &NO_BIASES };
     let shape = Shape::new(indices, unit.width, PAGE);
     unit.kernels.fixed_matmul(shape, &queries.quants, keys, output, &[], out);
+    unit.cap(indices, out, &NO_BIASES);
 }
 
 /// Multiplies `all` queries with one of the statistics of all blocks before the unit's own, `[chunks of 64

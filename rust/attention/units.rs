@@ -22,6 +22,8 @@ use std::sync::Arc;
 const SEGMENT: usize = 4;
 /// How many blocks ahead keys and values are prefetched.
 const PREFETCH: usize = 3;
+/// Of columns to which nothing is added.
+pub const NO_BIASES: [f32; PAGE] = [0.0; PAGE];
 /// Queries that an exact unit has at most, with heads that are no wider.
 const QUERIES: usize = 64;
 
@@ -45,6 +47,10 @@ pub struct Unit<'a> {
     pub group: usize,
     /// Width of a head as stored.
     pub width: usize,
+    /// How many positions a query sees, its own included; `None` is all.
+    pub window: Option<usize>,
+    /// `c` of `c * tanh(score / c)`, which scores to base 2 become.
+    pub cap: Option<f32>,
 }
 
 /// Queries of a unit, scaled and rotated, `[rows][group][width]`.
@@ -208,20 +214,19 @@ impl Accumulator {
     }
 
     /// Adds 64 values for the queries at `indices` by their scores, `[queries][64]`, to which the logarithms of the values'
-    /// scales were added. The first query row sees `valid` of them, each later row one more; those beyond what the last
-    /// row sees are left out. `weighing` is memory to work in.
+    /// scales were added. Those beyond what the last row sees are left out. `weighing` is memory to work in.
     pub fn add_weighted(
         &mut self,
         unit: &Unit<'_>,
         indices: &[usize],
         scores: &mut [f32],
         values: Values<'_>,
-        valid: usize,
+        mask: CausalMask,
         weighing: &mut Weighing,
     ) {
-        let Unit { kernels, group, width, .. } = *unit;
-        weighing.weigh(kernels, indices, scores, values.inverses, CausalMask { valid, group }, &mut self.states);
-        let (shape, quants) = (Shape::new(indices, PAGE, width), &values.quants[..seen(valid, unit) * width]);
+        let Unit { kernels, width, .. } = *unit;
+        weighing.weigh(kernels, indices, scores, values.inverses, mask, &mut self.states);
+        let (shape, quants) = (Shape::new(indices, PAGE, width), &values.quants[..seen(mask.valid, unit) * width]);
         let output = Output::Sums(&weighing.steps);
         kernels.fixed_matmul(shape, &weighing.weights, quants, output, values.later, &mut self.out);
     }
@@ -279,9 +284,32 @@ impl<'a> Unit<'a> {
         }
     }
 
+    /// Segments with what a query at `position` sees through a window, if there is one.
+    pub fn segments(position: usize, window: Option<usize>) -> Range<usize> {
+        let first = first_seen(position, window) / PAGE * PAGE;
+        Self::segments_at(first) - 1..Self::segments_at(position)
+    }
+
     /// The block of the unit's own positions: the last one it attends to.
     pub fn own_block(&self) -> usize {
         self.position / PAGE
+    }
+
+    /// The first block that the unit attends to. Those before it would change no bit: of no query they have a weight.
+    fn first_block(&self) -> usize {
+        first_seen(self.position, self.window) / PAGE
+    }
+
+    /// Which keys of `block` the rows see.
+    fn mask(&self, block: usize) -> CausalMask {
+        let mask = CausalMask::new(PAGE.min(self.position + 1 - block * PAGE), self.group);
+        match self.window {
+            None => mask,
+            Some(window) => {
+                let [seen, begin] = [self.position + 1, window + block * PAGE].map(|n| n as isize);
+                CausalMask { gone: seen - begin, ..mask }
+            }
+        }
     }
 
     /// Attends to the `kept` blocks, or to all, up to each query's own position; see [`Queries`]. Every query keeps its
@@ -294,7 +322,7 @@ impl<'a> Unit<'a> {
         work: &mut Workspace,
     ) {
         total.clear(self.queries(), self.width);
-        for segment in 0..Self::segments_at(self.position) {
+        for segment in Self::segments(self.position, self.window) {
             self.attend_segment(segment, queries, kept.as_deref_mut(), work);
             total.merge(self.kernels, &work.segment.states, &work.segment.out);
         }
@@ -326,19 +354,19 @@ impl<'a> Unit<'a> {
         acc.clear(self.queries(), self.width);
         scores.resize(self.queries() * PAGE, 0.0);
         let Range { start, end } = Self::segment_blocks(segment);
-        for block in start..end.min(self.own_block() + 1) {
+        for block in start.max(self.first_block())..end.min(self.own_block() + 1) {
             let later = self.pages[..=self.own_block()].get(block + PREFETCH).map(|page| self.block(page));
             let [keys, values] = later.map_or([&[][..]; 2], |later| [later.keys, later.values]);
-            let valid = PAGE.min(self.position + 1 - block * PAGE);
+            let mask = self.mask(block);
             let own = self.block(&self.pages[block]);
             let indices = match kept.as_deref_mut().filter(|kept| !kept.is_whole(block)) {
                 None => {
-                    self.score(&queries.all, &queries.fixed, own, keys, valid, scores);
+                    self.score(&queries.all, &queries.fixed, own, keys, mask.valid, scores);
                     &queries.all
                 }
                 Some(kept) => {
                     kept.list(block, some);
-                    self.score(some, &queries.fixed, own, keys, valid, scores);
+                    self.score(some, &queries.fixed, own, keys, mask.valid, scores);
                     if kept.is_judged(block) {
                         self.kernels.drop_low_rows(some, scores, own.value_logarithms, &kept.least_scores);
                         kept.set(block, some);
@@ -347,14 +375,13 @@ impl<'a> Unit<'a> {
                 }
             };
             let values = Values { quants: own.values, inverses: own.value_inverses, later: values };
-            acc.add_weighted(self, indices, scores, values, valid, weighing);
+            acc.add_weighted(self, indices, scores, values, mask, weighing);
         }
         acc
     }
 
     /// Multiplies the queries at `indices` with the keys of a block, `[queries][64]`, and adds the logarithms of the values'
-    /// scales. The first query row sees `valid` positions, as in [`Accumulator::add_weighted`]; `later` are keys that will
-    /// be read soon.
+    /// scales. The first query row sees `valid` positions, each later row one more; `later` are keys that will be read soon.
     fn score(
         &self,
         indices: &[usize],
@@ -365,10 +392,23 @@ impl<'a> Unit<'a> {
         scores: &mut [f32],
     ) {
         let shape = Shape { wanted: seen(valid, self), ..Shape::new(indices, self.width, PAGE) };
-        let output =
-            Output::Scores { rows: &queries.scales, columns: block.key_scales, biases: block.value_logarithms };
+        let biases = if self.cap.is_some() { &NO_BIASES } else { block.value_logarithms };
+        let output = Output::Scores { rows: &queries.scales, columns: block.key_scales, biases };
         self.kernels.fixed_matmul(shape, &queries.quants, block.keys, output, later, scores);
+        self.cap(indices, scores, block.value_logarithms);
     }
+
+    /// Caps the scores of the queries at `indices`, `[queries][64]`, if there is a cap, and then adds the `biases` of columns.
+    pub fn cap(&self, indices: &[usize], scores: &mut [f32], biases: &[f32]) {
+        if let Some(cap) = self.cap {
+            self.kernels.cap_rows(indices, scores, cap, biases);
+        }
+    }
+}
+
+/// The first position that a query at `position` sees.
+pub fn first_seen(position: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 /// How many positions of a block a unit sees whose first query row sees `valid`, in whole registers.

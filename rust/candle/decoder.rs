@@ -7,16 +7,16 @@
 //! shape, and with quantised weights such a difference can grow to the size of the rounding of activations. Greedy text
 //! can therefore differ where two tokens are nearly as likely.
 
-use candle_core::quantized::QMatMul;
-use candle_core::{Device, Module, Tensor, D};
+use candle_core::{Device, Tensor, D};
 
-use crate::arch::config::Config;
+use crate::arch::config::{Activation, Config};
 use crate::arch::description::Description;
 use crate::arch::rope::RopeTable;
 use crate::attention::cache::{CacheShape, PAGE};
 use crate::attention::patterns::{Pattern, PromptAttention};
+use crate::attention::units::first_seen;
 use crate::candle::cache::{device_error, CandleCache};
-use crate::candle::weights::{open_device, Layer, Weights};
+use crate::candle::weights::{open_device, Layer, Product, Weights};
 use crate::error::{no_room_for_logits, Error, Result};
 use crate::forward::task::{Input, Outcome, Wanted};
 use crate::identity::Identity;
@@ -47,6 +47,8 @@ struct PassPlan {
     /// 0 where a row may look, minus infinity elsewhere, `[rows][start + rows]`, of each layer; a single row that looks
     /// everywhere needs none.
     masks: Vec<Option<Tensor>>,
+    /// What the queries of each row are multiplied with, `[rows][1][1]`.
+    growth: Tensor,
 }
 
 impl CandleModel {
@@ -185,7 +187,8 @@ impl CandleModel {
         let mut check = || if poll() { Err(Error::Interrupted) } else { Ok(()) };
         let pass = self.plan(start, tokens.len(), attention).map_err(failed)?;
         let ids = Tensor::new(tokens, &self.device).map_err(failed)?;
-        let mut x = self.weights.embedding.embedding(&ids).map_err(failed)?;
+        let scale = f64::from(self.config.embedding_scale);
+        let mut x = self.weights.embedding.embedding(&ids).and_then(|x| x * scale).map_err(failed)?;
         for (index, layer) in self.weights.layers.iter().enumerate() {
             check()?;
             x = self.attend(index, &x, &pass, cache).map_err(failed)?;
@@ -197,24 +200,28 @@ impl CandleModel {
 
     fn plan(&self, start: usize, rows: usize, attention: Option<&PromptAttention>) -> candle_core::Result<PassPlan> {
         let angles = self.config.ropes.iter().map(|rope| self.angles(rope, start, rows));
-        let rules = |layer| -> Vec<Option<&Pattern>> {
+        // What a layer's rows look at: its window, or else the rule of each row.
+        let looks = |layer: usize| -> (Option<usize>, Vec<Option<&Pattern>>) {
+            let window = self.config.blocks[layer].window;
+            let attention = attention.filter(|_| window.is_none());
             let rule = |row: usize| attention?.rule(self.config.n_layer, layer, (start + row) / PAGE);
-            (0..rows).map(rule).collect()
+            (window, (0..rows).map(rule).collect())
         };
+        let looks: Vec<_> = (0..self.config.n_layer).map(looks).collect();
         let mut masks: Vec<Option<Tensor>> = Vec::new();
-        let mut previous = None;
-        for layer in 0..self.config.n_layer {
-            let rules = rules(layer);
-            if previous.as_ref() == Some(&rules) {
-                masks.push(masks[layer - 1].clone());
+        for (layer, (window, rules)) in looks.iter().enumerate() {
+            if let Some(same) = looks[..layer].iter().rposition(|other| *other == looks[layer]) {
+                masks.push(masks[same].clone());
                 continue;
             }
-            let needed = rows > 1 || rules.iter().any(Option::is_some);
-            let mask = needed.then(|| self.mask(start, &rules)).transpose()?;
-            masks.push(mask);
-            previous = Some(rules);
+            let hides = window.is_some_and(|window| start + rows > window);
+            let needed = rows > 1 || hides || rules.iter().any(Option::is_some);
+            masks.push(needed.then(|| self.mask(start, *window, rules)).transpose()?);
         }
-        Ok(PassPlan { start, rows, angles: angles.collect::<candle_core::Result<_>>()?, masks })
+        // Scores are not to base 2 here.
+        let growth = |position| self.config.query_scale(position) * std::f32::consts::LN_2;
+        let growth = Tensor::from_vec((start..start + rows).map(growth).collect(), (rows, 1, 1), &self.device)?;
+        Ok(PassPlan { start, rows, angles: angles.collect::<candle_core::Result<_>>()?, masks, growth })
     }
 
     /// Factors of each dimension of a head, and of its partner, in the rotation of rows from position `start` on.
@@ -225,23 +232,25 @@ impl CandleModel {
         for (row, (cos, sin)) in cos.chunks_exact_mut(head_dim).zip(sin.chunks_exact_mut(head_dim)).enumerate() {
             for (pair, freq) in rope.freqs.iter().enumerate() {
                 let angle = (start + row) as f64 * freq;
-                cos[2 * pair..2 * pair + 2].fill(angle.cos() as f32);
-                sin[2 * pair] = -angle.sin() as f32;
-                sin[2 * pair + 1] = angle.sin() as f32;
+                let [cosine, sine] = [angle.cos(), angle.sin()].map(|factor| (factor * rope.magnitude) as f32);
+                cos[2 * pair..2 * pair + 2].fill(cosine);
+                sin[2 * pair..2 * pair + 2].copy_from_slice(&[-sine, sine]);
             }
         }
         let tensor = |factors| Tensor::from_vec(factors, (rows, 1, head_dim), &self.device);
         Ok([tensor(cos)?, tensor(sin)?])
     }
 
-    /// The mask of rows from position `start` on, each with its rule.
-    fn mask(&self, start: usize, rules: &[Option<&Pattern>]) -> candle_core::Result<Tensor> {
+    /// The mask of rows from position `start` on, each with its rule, in a `window` if there is one.
+    fn mask(&self, start: usize, window: Option<usize>, rules: &[Option<&Pattern>]) -> candle_core::Result<Tensor> {
         let (rows, end) = (rules.len(), start + rules.len());
         let mut mask = Vec::with_capacity(rows * end);
         for (position, rule) in (start..end).zip(rules) {
             let own = position / PAGE;
+            let first = first_seen(position, window);
             let looks = |key: usize| {
-                key <= position && rule.is_none_or(|rule| key / PAGE == own || rule.always_keeps(own, key / PAGE))
+                (first..=position).contains(&key)
+                    && rule.is_none_or(|rule| key / PAGE == own || rule.always_keeps(own, key / PAGE))
             };
             mask.extend((0..end).map(|key| if looks(key) { 0.0 } else { f32::NEG_INFINITY }));
         }
@@ -258,17 +267,28 @@ impl CandleModel {
     ) -> candle_core::Result<Tensor> {
         let Config { n_head, n_head_kv, head_dim, .. } = self.config;
         let layer = &self.weights.layers[index];
-        let normed = self.norm(x, &layer.attn_norm)?;
-        let project = |matrix: &QMatMul, heads: usize| matrix.forward(&normed)?.reshape((pass.rows, heads, head_dim));
-        let queries = self.rotate(index, project(&layer.attn_q, n_head)?, pass)?.transpose(0, 1)?;
-        let keys = self.rotate(index, project(&layer.attn_k, n_head_kv)?, pass)?.transpose(0, 1)?;
-        let values = project(&layer.attn_v, n_head_kv)?.transpose(0, 1)?;
+        let normed = self.norm(x, layer.attn_norm.as_ref())?;
+        let project = |product: &Product, gains: Option<&Tensor>, heads: usize| {
+            let mut all = product.forward(&normed)?;
+            if let Some(gains) = gains {
+                // Of every head, or of all together.
+                let shape = all.shape().clone();
+                let apart = all.reshape((pass.rows, (), gains.elem_count()))?;
+                all = self.norm(&apart, Some(gains))?.reshape(shape)?;
+            }
+            all.reshape((pass.rows, heads, head_dim))
+        };
+        let queries = project(&layer.attn_q, layer.attn_q_norm.as_ref(), n_head)?;
+        let queries = self.rotate(index, queries, pass)?.broadcast_mul(&pass.growth)?.transpose(0, 1)?;
+        let keys = project(&layer.attn_k, layer.attn_k_norm.as_ref(), n_head_kv)?;
+        let keys = self.rotate(index, keys, pass)?.transpose(0, 1)?;
+        let values = project(&layer.attn_v, None, n_head_kv)?.transpose(0, 1)?;
         let [keys, values] = cache.store(index, pass.start, &keys, &values)?;
 
         // The query heads that share keys and values become rows of one product.
         let grouped = (n_head_kv, n_head / n_head_kv * pass.rows, ());
-        let queries = (queries.contiguous()? * (1.0 / (head_dim as f64).sqrt()))?.reshape(grouped)?;
-        let mut scores = queries.matmul(&keys.t()?)?;
+        let queries = queries.contiguous()?.reshape(grouped)?;
+        let mut scores = capped(queries.matmul(&keys.t()?)?, self.config.score_cap)?;
         if let Some(mask) = &pass.masks[index] {
             scores = scores.reshape((n_head, pass.rows, ()))?.broadcast_add(mask)?.reshape(grouped)?;
         }
@@ -276,7 +296,13 @@ impl CandleModel {
         let sums = weights.sum_keepdim(D::Minus1)?;
         let attended = weights.matmul(&values)?.broadcast_div(&sums)?;
         let attended = attended.reshape((n_head, pass.rows, head_dim))?.transpose(0, 1)?.contiguous()?;
-        x + layer.attn_output.forward(&attended.reshape((pass.rows, n_head * head_dim))?)?
+        let branch = layer.attn_output.forward(&attended.reshape((pass.rows, n_head * head_dim))?)?;
+        self.add_branch(x, &branch, layer.post_attn_norm.as_ref())
+    }
+
+    /// Adds a branch to the residual stream, normed if there are gains.
+    fn add_branch(&self, x: &Tensor, branch: &Tensor, gains: Option<&Tensor>) -> candle_core::Result<Tensor> {
+        x + (self.norm(branch, gains)? * f64::from(self.config.residual_scale))?
     }
 
     /// Rotates pairs `(2i, 2i + 1)` of each head of `x`, `[rows][heads][head_dim]`, if layer `index` rotates any.
@@ -287,15 +313,21 @@ impl CandleModel {
         x.broadcast_mul(cos)? + partners.broadcast_mul(sin)?
     }
 
-    /// Adds the feed-forward part of a layer (SwiGLU) to the residual stream.
+    /// Adds the feed-forward part of a layer to the residual stream.
     fn feed_forward(&self, layer: &Layer, x: &Tensor) -> candle_core::Result<Tensor> {
-        let normed = self.norm(x, &layer.ffn_norm)?;
-        let hidden = (layer.ffn_gate.forward(&normed)?.silu()? * layer.ffn_up.forward(&normed)?)?;
-        x + layer.ffn_down.forward(&hidden)?
+        let normed = self.norm(x, layer.ffn_norm.as_ref())?;
+        let gate = layer.ffn_gate.forward(&normed)?;
+        let gate = match self.config.activation {
+            Activation::Silu => gate.silu()?,
+            Activation::Gelu => gate.gelu()?,
+        };
+        let hidden = (gate * layer.ffn_up.forward(&normed)?)?;
+        self.add_branch(x, &layer.ffn_down.forward(&hidden)?, layer.post_ffn_norm.as_ref())
     }
 
-    /// RMSNorm of every row of `x`.
-    fn norm(&self, x: &Tensor, gains: &Tensor) -> candle_core::Result<Tensor> {
+    /// RMSNorm of every row of `x`, if there are gains.
+    fn norm(&self, x: &Tensor, gains: Option<&Tensor>) -> candle_core::Result<Tensor> {
+        let Some(gains) = gains else { return Ok(x.clone()) };
         let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
         let scale = (mean_square + f64::from(self.config.rms_eps))?.sqrt()?;
         x.broadcast_div(&scale)?.broadcast_mul(gains)
@@ -304,8 +336,17 @@ impl CandleModel {
     /// The logits of all rows of the residual stream but the first `skipped`.
     fn logits(&self, x: &Tensor, skipped: usize) -> candle_core::Result<Vec<f32>> {
         let x = x.narrow(0, skipped, x.dim(0)? - skipped)?;
-        let normed = self.norm(&x, &self.weights.output_norm)?;
-        self.weights.output.forward(&normed)?.flatten_all()?.to_vec1()
+        let normed = self.norm(&x, Some(&self.weights.output_norm))?;
+        let logits = (self.weights.output.forward(&normed)? / f64::from(self.config.logit_divisor))?;
+        capped(logits, self.config.logit_cap)?.flatten_all()?.to_vec1()
+    }
+}
+
+/// `cap * tanh(x / cap)`, if there is a cap.
+fn capped(x: Tensor, cap: Option<f32>) -> candle_core::Result<Tensor> {
+    match cap.map(f64::from) {
+        Some(cap) => (x / cap)?.tanh()? * cap,
+        None => Ok(x),
     }
 }
 

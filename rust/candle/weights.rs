@@ -1,39 +1,72 @@
 //! The weights of a decoder on a candle device, quantised as in the file.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Module, Tensor};
 use std::borrow::Cow;
 
 use crate::arch::description::Description;
-use crate::arch::roles::BlockRole::{AttnK, AttnNorm, AttnOutput, AttnQ, AttnV, FfnDown, FfnGate, FfnNorm, FfnUp};
-use crate::arch::roles::Role;
-use crate::arch::tensors::Tensors;
+use crate::arch::roles::BlockRole::{
+    AttnK, AttnKNorm, AttnNorm, AttnOutput, AttnQ, AttnQNorm, AttnV, FfnDown, FfnGate, FfnNorm, FfnUp, PostAttnNorm,
+    PostFfnNorm,
+};
+use crate::arch::roles::{BlockRole, Role};
+use crate::arch::tensors::{Found, RowOrder, Tensors};
 use crate::candle::cache::device_error;
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 use crate::gguf::types::GgmlType;
 use crate::identity::Identity;
 
+/// A matrix and what is added to its products.
+pub struct Product {
+    /// `[outputs][inputs]`.
+    pub matrix: QMatMul,
+    /// One number an output.
+    pub bias: Option<Tensor>,
+}
+
+impl Product {
+    /// Its product with every row of `x`, bias included.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let product = self.matrix.forward(x)?;
+        match &self.bias {
+            Some(bias) => product.broadcast_add(bias),
+            None => Ok(product),
+        }
+    }
+}
+
 /// One transformer block.
 pub struct Layer {
     /// RMSNorm gains before attention.
-    pub attn_norm: Tensor,
+    pub attn_norm: Option<Tensor>,
     /// Queries.
-    pub attn_q: QMatMul,
+    pub attn_q: Product,
     /// Keys.
-    pub attn_k: QMatMul,
+    pub attn_k: Product,
     /// Values.
-    pub attn_v: QMatMul,
+    pub attn_v: Product,
+    /// RMSNorm gains of queries, of each head or of all together.
+    pub attn_q_norm: Option<Tensor>,
+    /// RMSNorm gains of keys, likewise.
+    pub attn_k_norm: Option<Tensor>,
     /// Attention output.
-    pub attn_output: QMatMul,
+    pub attn_output: Product,
+    /// RMSNorm gains after attention.
+    pub post_attn_norm: Option<Tensor>,
     /// RMSNorm gains before the feed-forward layer.
-    pub ffn_norm: Tensor,
+    pub ffn_norm: Option<Tensor>,
     /// Gate of the feed-forward layer.
-    pub ffn_gate: QMatMul,
+    pub ffn_gate: Product,
     /// Its other input projection.
-    pub ffn_up: QMatMul,
+    pub ffn_up: Product,
     /// Its output projection.
-    pub ffn_down: QMatMul,
+    pub ffn_down: Product,
+    /// RMSNorm gains after the feed-forward layer.
+    pub post_ffn_norm: Option<Tensor>,
 }
 
 /// All weights of a model; matrices are `[outputs][inputs]`.
@@ -45,7 +78,7 @@ pub struct Weights {
     /// RMSNorm gains before the output.
     pub output_norm: Tensor,
     /// Projection to the vocabulary; the embeddings again when the file ties them.
-    pub output: QMatMul,
+    pub output: Product,
     /// Bytes of the matrices.
     pub bytes: usize,
     /// What the tensors add to the identity of the model.
@@ -69,6 +102,7 @@ impl Weights {
             Some(_) => loader.matrix(Role::Output)?,
             None => embedding.clone(),
         };
+        let output = Product { matrix: output, bias: loader.optional(Role::OutputBias)? };
         Ok(Self { embedding, layers, output_norm, output, bytes: loader.bytes, identity: loader.identity })
     }
 }
@@ -133,16 +167,26 @@ impl Loader<'_> {
     fn layer(&mut self, index: usize) -> Result<Layer> {
         let role = |role| Role::Block(index, role);
         Ok(Layer {
-            attn_norm: self.vector(role(AttnNorm))?,
-            attn_q: self.matrix(role(AttnQ))?,
-            attn_k: self.matrix(role(AttnK))?,
-            attn_v: self.matrix(role(AttnV))?,
-            attn_output: self.matrix(role(AttnOutput))?,
-            ffn_norm: self.vector(role(FfnNorm))?,
-            ffn_gate: self.matrix(role(FfnGate))?,
-            ffn_up: self.matrix(role(FfnUp))?,
-            ffn_down: self.matrix(role(FfnDown))?,
+            attn_norm: self.optional(role(AttnNorm))?,
+            attn_q: self.product(index, AttnQ)?,
+            attn_k: self.product(index, AttnK)?,
+            attn_v: self.product(index, AttnV)?,
+            attn_q_norm: self.optional(role(AttnQNorm))?,
+            attn_k_norm: self.optional(role(AttnKNorm))?,
+            attn_output: self.product(index, AttnOutput)?,
+            post_attn_norm: self.optional(role(PostAttnNorm))?,
+            ffn_norm: self.optional(role(FfnNorm))?,
+            ffn_gate: self.product(index, FfnGate)?,
+            ffn_up: self.product(index, FfnUp)?,
+            ffn_down: self.product(index, FfnDown)?,
+            post_ffn_norm: self.optional(role(PostFfnNorm))?,
         })
+    }
+
+    /// A matrix of a block with its bias.
+    fn product(&mut self, index: usize, role: BlockRole) -> Result<Product> {
+        let matrix = self.matrix(Role::Block(index, role))?;
+        Ok(Product { matrix, bias: self.optional(Role::Bias(index, role))? })
     }
 
     fn matrix(&mut self, role: Role) -> Result<QMatMul> {
@@ -151,24 +195,44 @@ impl Loader<'_> {
         Ok(matrix)
     }
 
-    fn vector(&mut self, role: Role) -> Result<Tensor> {
-        let values = self.tensor(role)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
-        values.map_err(|source| device_error(self.device, &source))
+    /// A vector, if the file has it.
+    fn optional(&mut self, role: Role) -> Result<Option<Tensor>> {
+        self.tensors.get(role).map(|_| self.vector(role)).transpose()
     }
 
-    /// The tensor of a role as it is in the file.
+    fn vector(&mut self, role: Role) -> Result<Tensor> {
+        let values = self.tensor(role)?.dequantize(self.device).and_then(|tensor| tensor.flatten_all());
+        let values = values.map_err(|source| device_error(self.device, &source))?;
+        let order = self.tensors.require(role)?.order;
+        if order == RowOrder::File {
+            return Ok(values);
+        }
+        let from = (0..values.elem_count()).map(|i| order.in_file(i) as u32).collect();
+        let ordered =
+            Tensor::from_vec(from, values.elem_count(), self.device).and_then(|from| values.index_select(&from, 0));
+        ordered.map_err(|source| device_error(self.device, &source))
+    }
+
+    /// The tensor of a role, as it is in the file but for the order of the rows of a matrix.
     fn tensor(&mut self, role: Role) -> Result<QTensor> {
-        let info = self.tensors.require(role)?;
+        let Found { info, order, .. } = self.tensors.require(role)?;
         let dtype = self.dtype(info)?;
         let data = self.file.data(info);
         self.identity.set_tensor(role, info, data);
         // candle reads blocks where they are, but a file may put them anywhere.
-        let aligned: Vec<u32>;
-        let data = if data.as_ptr().cast::<u32>().is_aligned() {
+        let copy: Vec<u32>;
+        let data = if *order != RowOrder::File && info.rows() > 1 {
+            copy = aligned_copy(info.bytes(), |copy| {
+                for (row, to) in copy.chunks_exact_mut(info.row_bytes()).enumerate() {
+                    to.copy_from_slice(&data[order.in_file(row) * info.row_bytes()..][..info.row_bytes()]);
+                }
+            });
+            &bytemuck::cast_slice(&copy)[..data.len()]
+        } else if data.as_ptr().cast::<u32>().is_aligned() {
             data
         } else {
-            aligned = aligned_copy(data);
-            &bytemuck::cast_slice(&aligned)[..data.len()]
+            copy = aligned_copy(info.bytes(), |copy| copy.copy_from_slice(data));
+            &bytemuck::cast_slice(&copy)[..data.len()]
         };
         let tensor = QStorage::from_data(Cow::Borrowed(data), self.device, dtype)
             .and_then(|storage| QTensor::new(storage, (info.rows(), info.columns())));
@@ -202,10 +266,10 @@ impl Loader<'_> {
     }
 }
 
-/// `bytes` at an address that suits every type, padded with zeros.
-fn aligned_copy(bytes: &[u8]) -> Vec<u32> {
-    let mut copy = vec![0; bytes.len().div_ceil(4)];
-    bytemuck::cast_slice_mut(&mut copy)[..bytes.len()].copy_from_slice(bytes);
+/// So many bytes, as `fill` sets them, at an address that suits every type; padded with zeros.
+fn aligned_copy(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Vec<u32> {
+    let mut copy = vec![0; bytes.div_ceil(4)];
+    fill(&mut bytemuck::cast_slice_mut(&mut copy)[..bytes]);
     copy
 }
 
@@ -228,7 +292,7 @@ mod tests {
         let identity = Identity::default();
         let mut loader = Loader { file: &file, tensors: &tensors, device: &Device::Cpu, bytes: 0, identity };
         for role in [Role::Embedding, Role::OutputNorm, Role::Block(1, FfnDown)] {
-            let info = tensors.require(role).unwrap();
+            let info = &tensors.require(role).unwrap().info;
             assert!(!file.data(info).as_ptr().cast::<u32>().is_aligned());
             assert_eq!(&*loader.tensor(role).unwrap().data().unwrap(), file.data(info));
         }

@@ -4,7 +4,7 @@ use crate::attention::units::Unit;
 use crate::forward::decoder::Decoder;
 use crate::forward::matmul::ActivationWriter;
 use crate::forward::plan::{Local, Pass};
-use crate::forward::shares::{HeadPart, SharedHead, Split};
+use crate::forward::shares::{AttentionPlan, HeadPart, SharedHead, Split};
 use crate::kernels::layout::GROUP;
 use crate::workers::phase::Phase;
 use crate::workers::writer::Writer;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 impl Pass {
     /// Attention of all rows, a head of a unit at a time.
     pub(super) fn attend_units(&self, phase: &Phase<'_>, layer: usize, local: &mut Local) {
-        let heads = self.decoder.config.n_head_kv;
+        let (plan, heads) = (self.attention(layer), self.decoder.config.n_head_kv);
         let qkv = phase.read(&self.buffers.qkv);
         let mut attended = self.attended(phase);
         while let Some(piece) = phase.next_piece() {
@@ -23,7 +23,9 @@ impl Pass {
             let index = piece / heads;
             let unit = self.unit(phase, layer, index, piece % heads);
             self.put_queries(qkv, &unit, index, local);
-            let attention = self.task.sequence(self.attention.units[index].start).attention.as_ref();
+            let attention = self.task.sequence(plan.units[index].start).attention.as_ref();
+            // A window is exact.
+            let attention = attention.filter(|_| unit.window.is_none());
             let Local { queries, selection, total, work, .. } = local;
             let n_layer = self.decoder.config.n_layer;
             let mut selection = attention.and_then(|attention| attention.select(n_layer, &unit, queries, selection));
@@ -98,13 +100,15 @@ impl Pass {
 
     fn unit<'a>(&'a self, phase: &'a Phase<'a>, layer: usize, index: usize, head: usize) -> Unit<'a> {
         let config = &self.decoder.config;
-        let rows = &self.attention.units[index];
+        let rows = &self.attention(layer).units[index];
         Unit {
             kernels: &self.decoder.kernels,
             pages: &self.task.sequence(rows.start).pages,
             phase: Some(phase),
             layer,
             head,
+            window: config.blocks[layer].window,
+            cap: config.score_cap.map(|cap| cap * std::f32::consts::LOG2_E),
             position: self.task.rows[rows.start].position,
             rows: rows.len(),
             group: config.n_head / config.n_head_kv,
@@ -112,13 +116,19 @@ impl Pass {
         }
     }
 
+    /// Who attends for whom in block `layer`.
+    pub(super) fn attention(&self, layer: usize) -> &AttentionPlan {
+        let window = self.decoder.config.blocks[layer].window;
+        let plan = self.attention.iter().find(|(of, _)| *of == window);
+        &plan.expect("a plan for every window").1
+    }
+
     /// Puts the queries of a unit, scaled and rotated, into `local.queries`.
     fn put_queries(&self, qkv: &[f32], unit: &Unit<'_>, index: usize, local: &mut Local) {
         let Decoder { config, kernels, .. } = &*self.decoder;
-        // Scores are logarithms to base 2.
-        let scale = std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt();
         local.queries.clear();
-        for row in self.attention.units[index].clone() {
+        for row in self.attention(unit.layer).units[index].clone() {
+            let scale = config.query_scale(self.task.rows[row].position);
             for i in 0..unit.group {
                 let floats = &mut local.queries.floats;
                 let at = floats.len();
@@ -153,7 +163,7 @@ impl Pass {
         let out = local.total.finish(kernels);
         for (i, out) in (first..).zip(out.chunks_exact(unit.width)) {
             let at = (unit.head * unit.group + i % unit.group) * config.head_dim;
-            let (row, out) = (self.attention.units[index].start + i / unit.group, &out[..config.head_dim]);
+            let (row, out) = (self.attention(unit.layer).units[index].start + i / unit.group, &out[..config.head_dim]);
             match attended {
                 Attended::Groups(groups) => groups.put(kernels, row, at / GROUP, out),
                 Attended::Floats(floats) => floats.part(row, at..at + out.len()).copy_from_slice(out),

@@ -18,6 +18,7 @@ pub(super) const REST: Names = [Name::new(11, "floats of the output rest"), Name
 pub(super) const STATES: Name = Name::new(13, "states of segments");
 pub(super) const SUMS: Name = Name::new(14, "sums of segments");
 pub(super) const TOKENS: Name = Name::new(16, "tokens");
+pub(super) const BRANCH: Name = Name::new(17, "a branch");
 
 /// Intermediate results of a pass, reused from one to the next.
 pub struct Buffers {
@@ -25,6 +26,8 @@ pub struct Buffers {
     pub rows: usize,
     /// The residual stream.
     pub(super) x: Shared<f32>,
+    /// What a branch will add to it, where that is normed before.
+    pub(super) branch: Shared<f32>,
     /// Queries, keys and values, each padded to whole tiles.
     pub(super) qkv: Shared<f32>,
     /// Normed input of the layers' products.
@@ -49,6 +52,7 @@ impl Buffers {
         let mut new = Self {
             rows,
             x: Shared::zeroed(X, Table::new(0, n_embd)),
+            branch: Shared::zeroed(BRANCH, Table::new(0, n_embd)),
             qkv: Shared::zeroed(QKV, Table::new(0, qkv_columns(config).iter().sum())),
             normed: Activations::new(NORMED, n_embd, floats),
             output: Activations::new(OUTPUT, n_embd, weights.output.dtype.is_float()),
@@ -62,7 +66,7 @@ impl Buffers {
 
     /// Lays out those whose rows are the rows of a pass.
     pub(super) fn reset(&mut self, rows: usize) {
-        for floats in [&mut self.x, &mut self.qkv] {
+        for floats in [&mut self.x, &mut self.branch, &mut self.qkv] {
             floats.arrange(Table::new(rows, floats.columns()).by_columns(GROUP));
         }
         for activations in [&mut self.normed, &mut self.attended, &mut self.hidden] {

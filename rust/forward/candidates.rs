@@ -1,8 +1,8 @@
 //! The tokens that can be the most likely ones, as [`super::choose`] finds them.
 
 use crate::forward::buffers::TOKENS;
+use crate::forward::finish::Finish;
 use crate::kernels::layout::TILE;
-use crate::kernels::table::Kernels;
 use crate::workers::shared::{Shared, Table};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,6 +23,8 @@ pub(super) struct Found {
     pub(super) error: f32,
     /// At least one logit is no lower.
     pub(super) low: f32,
+    /// See [`Finish::floor`].
+    pub(super) floor: f32,
     pub(super) candidates: Vec<Candidate>,
 }
 
@@ -62,19 +64,36 @@ impl Choices {
 impl Found {
     /// Nothing yet.
     pub(super) fn new(error: f32) -> Self {
-        Self { error, low: f32::NEG_INFINITY, candidates: Vec::new() }
+        Self { error, low: f32::NEG_INFINITY, floor: f32::NEG_INFINITY, candidates: Vec::new() }
     }
 
     /// Looks at the first parts of the logits of `tokens`, whose weights have these bounds.
-    pub(super) fn look(&mut self, kernels: &Kernels, tokens: Range<usize>, coarse: &[f32; TILE], bounds: &[f32; TILE]) {
-        let Self { error, low, candidates } = self;
-        if tokens.len() == TILE && !kernels.screen(coarse, bounds, *error, low) {
-            return;
+    pub(super) fn look(
+        &mut self,
+        finish: &Finish<'_>,
+        tokens: Range<usize>,
+        coarse: &[f32; TILE],
+        bounds: &[f32; TILE],
+    ) {
+        let Self { error, low, floor, candidates } = self;
+        let mut least = *low;
+        if tokens.len() == TILE {
+            let mut reached = *floor;
+            if !finish.kernels.screen(coarse, bounds, *error, &mut reached) {
+                return;
+            }
+            least = least.max(reached);
+        } else {
+            let some = coarse.iter().zip(bounds).take(tokens.len());
+            least = some.fold(least, |least, (&coarse, bound)| least.max(bound.mul_add(-*error, coarse)));
+        }
+        if least > *low {
+            *low = least;
+            *floor = finish.floor(least);
         }
         for (token, (&coarse, bound)) in tokens.zip(coarse.iter().zip(bounds)) {
             let candidate = Candidate { token: token as u32, coarse, high: bound.mul_add(*error, coarse) };
-            *low = low.max(bound.mul_add(-*error, coarse));
-            if candidate.reaches(*low) {
+            if candidate.reaches(*floor) {
                 candidates.push(candidate);
             }
         }
@@ -82,9 +101,9 @@ impl Found {
 }
 
 impl Candidate {
-    /// Whether its logit can be as high as `low`. A NaN stays a candidate until its logit is known.
-    pub(super) fn reaches(&self, low: f32) -> bool {
-        self.high >= low || self.high.is_nan()
+    /// Whether its logit can be as high as one of at least `floor`. A NaN stays a candidate until its logit is known.
+    pub(super) fn reaches(&self, floor: f32) -> bool {
+        self.high >= floor || self.high.is_nan()
     }
 }
 

@@ -7,6 +7,7 @@
 
 use crate::forward::candidates::{Found, NONE};
 use crate::forward::decoder::Decoder;
+use crate::forward::finish::Finish;
 use crate::forward::matmul::norm;
 use crate::forward::plan::Pass;
 use crate::kernels::layout::TILE;
@@ -26,22 +27,23 @@ impl Pass {
 
     /// Keeps the candidates of this worker that no other one of its own rules out.
     pub(super) fn keep_candidates(&self, phase: &Phase<'_>, mut found: Vec<Found>) {
-        for Found { low, candidates, .. } in &mut found {
-            candidates.retain(|candidate| candidate.reaches(*low));
+        for Found { floor, candidates, .. } in &mut found {
+            candidates.retain(|candidate| candidate.reaches(*floor));
         }
         self.choices.keep(phase.index(), found);
     }
 
     /// Chooses among the candidates of all workers.
     pub(super) fn choose(&self, phase: &Phase<'_>, results: &mut Vec<[f32; TILE]>) {
-        let Decoder { kernels, weights, .. } = &*self.decoder;
+        let Decoder { config, kernels, weights } = &*self.decoder;
+        let finish = Finish::new(config, kernels);
         let rest = self.buffers.output_rest.read(phase);
         let mut tokens = phase.writer(&self.choices.tokens);
         for row in std::iter::from_fn(|| phase.next_units()).flatten() {
             let found = self.choices.take(row);
-            let low = found.iter().fold(f32::NEG_INFINITY, |low, found| low.max(found.low));
+            let floor = found.iter().fold(f32::NEG_INFINITY, |floor, found| floor.max(found.floor));
             let mut candidates: Vec<_> = found.into_iter().flat_map(|found| found.candidates).collect();
-            candidates.retain(|candidate| candidate.reaches(low));
+            candidates.retain(|candidate| candidate.reaches(floor));
             candidates.sort_unstable_by_key(|candidate| candidate.token);
             let mut logits: Vec<f32> = candidates.iter().map(|candidate| candidate.coarse).collect();
             if self.decoder.splits_output() {
@@ -59,6 +61,7 @@ impl Pass {
                     *logit += results[row - first][token % TILE];
                 }
             }
+            finish.apply(&mut logits);
             tokens.row(row)[0] = argmax(&logits).map_or(NONE, |i| candidates[i as usize].token);
         }
     }

@@ -1,5 +1,6 @@
 //! The phase of a pass that computes the hidden values of the feed-forward layer.
 
+use crate::arch::config::Activation;
 use crate::forward::buffers::Buffers;
 use crate::forward::matmul::multiply_together;
 use crate::forward::plan::{Local, Pass};
@@ -22,7 +23,11 @@ impl Pass {
         let matrices = [&layer.ffn_gate, &layer.ffn_up];
         while let Some(share) = phase.next_units() {
             let activate = |tiles: Range<usize>, rows: Range<usize>, [gate, up]: [&mut [[f32; TILE]]; 2]| {
-                kernels.swiglu(gate.as_flattened_mut(), up.as_flattened());
+                let (gates, up) = (gate.as_flattened_mut(), up.as_flattened());
+                match self.decoder.config.activation {
+                    Activation::Silu => kernels.swiglu(gates, up),
+                    Activation::Gelu => kernels.geglu(gates, up),
+                }
                 let (pairs, last) = gate.split_at(tiles.len() / PAIR * PAIR * rows.len());
                 let groups = pairs.chunks_exact(PAIR * rows.len()).map(|pair| pair.split_at(rows.len()));
                 // The other half of a last group are columns past the end.

@@ -149,8 +149,8 @@ const CACHED_ACTIVATIONS: usize = 1 << 20;
 /// Results of one call of the kernel, about: they stay in the first-level cache until they are used.
 const RESULTS: usize = 256;
 
-/// Multiplies `tiles` of `matrix` with all `rows`; `sink(columns, rows, results)` gets every product once, of the
-/// columns of one tile with some rows at a time.
+/// Multiplies `tiles` of `matrix` with all `rows`; `sink(columns, rows, results)` gets every product once, bias
+/// included, of the columns of one tile with some rows at a time.
 pub fn multiply(
     kernels: &Kernels,
     matrix: &Matrix,
@@ -166,6 +166,15 @@ pub fn multiply(
             sink(columns, rows.clone(), results);
         }
     });
+}
+
+/// Adds the bias of tiles from `first` on to their products with `rows` rows.
+fn add_bias(bias: &[f32], first: usize, results: &mut [[f32; TILE]], rows: usize) {
+    for (bias, results) in bias.as_chunks::<TILE>().0[first..].iter().zip(results.chunks_exact_mut(rows)) {
+        for result in results.as_flattened_mut().as_chunks_mut::<TILE>().0 {
+            result.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+    }
 }
 
 /// Multiplies `tiles` of matrices of one shape with all `rows`: `sink(tiles, rows, results)` gets every product once,
@@ -191,7 +200,11 @@ pub fn multiply_together<const N: usize>(
             for (matrix, results) in matrices.into_iter().zip(&mut *results) {
                 let missing = (some.len() * count).saturating_sub(results.len());
                 results.extend(std::iter::repeat_n([0.0; TILE], missing));
-                kernels.matmul(&matrix.tiles(some.clone()), &some_rows, &mut results[..some.len() * count]);
+                let results = &mut results[..some.len() * count];
+                kernels.matmul(&matrix.tiles(some.clone()), &some_rows, results);
+                if let Some(bias) = &matrix.bias {
+                    add_bias(bias, some.start, results, count);
+                }
             }
             let results = results.each_mut().map(|results| &mut results[..some.len() * count]);
             sink(some, first_row..first_row + count, results);

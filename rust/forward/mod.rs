@@ -6,6 +6,7 @@ pub mod matmul;
 pub mod decoder;
 pub mod buffers;
 mod shares;
+mod finish;
 mod candidates;
 pub mod plan;
 mod project;

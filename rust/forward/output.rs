@@ -7,14 +7,15 @@
 
 use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
+use crate::forward::finish::Finish;
 use crate::forward::matmul::multiply;
 use crate::forward::plan::{Local, Pass, WantedRow};
 use crate::forward::project::{add, put};
 use crate::kernels::layout::TILE;
 use crate::workers::phase::Phase;
 
-/// Of weights whose products have no second part.
-const NO_BOUNDS: [f32; TILE] = [0.0; TILE];
+/// Bounds of weights whose products have no second part, and the bias of logits that have none.
+const ZEROS: [f32; TILE] = [0.0; TILE];
 
 impl Pass {
     /// Norms and quantises the residual of every wanted row.
@@ -24,7 +25,7 @@ impl Pass {
         let x = phase.read(x);
         let [mut output, mut output_rest] = [output, output_rest].map(|activations| activations.writer(phase));
         for i in std::iter::from_fn(|| phase.next_units()).flatten() {
-            let values = self.normed(x, self.wanted[i].row, &weights.output_norm, &mut local.floats);
+            let values = self.normed(x, self.wanted[i].row, Some(&weights.output_norm), &mut local.floats);
             output.put(kernels, i, 0, values);
             if self.decoder.splits_output() {
                 output.subtract(i, values);
@@ -38,16 +39,20 @@ impl Pass {
 
     /// Finds candidates for the first rows and computes the logits of the others; the second parts of these follow below.
     pub(super) fn output_product(&self, phase: &Phase<'_>, local: &mut Local) {
-        let Decoder { kernels, weights, .. } = &*self.decoder;
+        let Decoder { config, kernels, weights } = &*self.decoder;
+        let finish = Finish::new(config, kernels);
+        let biases = weights.output_bias.as_ref().map_or(&[][..], |biases| biases.as_chunks::<TILE>().0);
         let logits = &self.wanted[self.chosen..];
         let mut found = self.no_candidates(phase);
         let input = self.buffers.output.read(phase);
         while let Some(tiles) = phase.next_units() {
             multiply(kernels, &weights.output, tiles, &input, &mut local.results, |columns, rows, results| {
-                let bounds = weights.output_bounds.get(columns.start / TILE).unwrap_or(&NO_BOUNDS);
+                let tile = columns.start / TILE;
+                let bounds = weights.output_bounds.get(tile).unwrap_or(&ZEROS);
+                let bias = biases.get(tile).unwrap_or(&ZEROS);
                 for (row, values) in rows.zip(results) {
                     let Some(i) = row.checked_sub(found.len()) else {
-                        found[row].look(kernels, columns.clone(), values, bounds);
+                        found[row].look(&finish, columns.clone(), &plus(values, bias), bounds);
                         continue;
                     };
                     let second = i >= logits.len();
@@ -55,12 +60,19 @@ impl Pass {
                     let mut to = phase.writer(&self.task.sequence(row).logits);
                     let to = to.part(result, columns.clone());
                     match second {
-                        false => put(values, to),
-                        true => add(values, to),
+                        false => put(&plus(values, bias), to),
+                        true => add(values, 1.0, to),
+                    }
+                    if second || !self.decoder.splits_output() {
+                        finish.apply(to);
                     }
                 }
             });
         }
         self.keep_candidates(phase, found);
     }
+}
+
+fn plus(values: &[f32; TILE], bias: &[f32; TILE]) -> [f32; TILE] {
+    std::array::from_fn(|i| values[i] + bias[i])
 }

@@ -4,6 +4,7 @@
 //! of heads in attention. Every value is computed by the same operations in the same order whatever the number of rows and
 //! workers, so a row of the result depends on its own sequence alone, to the bit.
 
+use crate::arch::config::Block;
 use crate::arch::rope::RopeTable;
 use crate::attention::cache::PAGE;
 use crate::attention::selection::Selection;
@@ -32,7 +33,8 @@ pub struct Pass {
     pub(super) task: Task,
     /// For each rotation of the model the cosines and sines of every row, `[rows][pairs]` each.
     pub(super) angles: Vec<[Vec<f32>; 2]>,
-    pub(super) attention: AttentionPlan,
+    /// One for each window that blocks have; `None` is none.
+    pub(super) attention: Vec<(Option<usize>, AttentionPlan)>,
     /// Rows that share a page of the cache.
     pub(super) pages: Vec<Range<usize>>,
     /// Those of which the most likely token is wanted, then those of which logits are.
@@ -53,7 +55,14 @@ impl Pass {
         let exact = |row: &Row| {
             sequences[row.sequence].attention.as_ref().is_none_or(|attention| attention.is_exact(row.position))
         };
-        let attention = AttentionPlan::new(config, rows, rows.iter().all(exact), workers);
+        let dense = rows.iter().all(exact);
+        let mut attention: Vec<(Option<usize>, AttentionPlan)> = Vec::new();
+        for &Block { window, .. } in &config.blocks {
+            if attention.iter().all(|(of, _)| *of != window) {
+                let dense = dense || window.is_some();
+                attention.push((window, AttentionPlan::new(config, rows, window, dense, workers)));
+            }
+        }
         buffers.reset(rows.len());
         let wanted = |(row, of): (usize, &Row)| {
             sequences[of.sequence].result_at(of.position).map(|result| WantedRow { row, result })
@@ -81,14 +90,14 @@ impl Pass {
     }
 }
 
-/// Cosines and sines of the rotation of every row, `[rows][pairs]` each.
+/// Cosines and sines of the rotation of every row, times its magnitude, `[rows][pairs]` each.
 fn angles(rope: &RopeTable, rows: &[Row]) -> [Vec<f32>; 2] {
     let angle = |row: &Row| {
         let position = row.position as f64;
         rope.freqs.iter().map(move |&freq| position * freq)
     };
     let angles: Vec<f64> = rows.iter().flat_map(angle).collect();
-    [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| f(a) as f32).collect())
+    [f64::cos, f64::sin].map(|f| angles.iter().map(|&a| (f(a) * rope.magnitude) as f32).collect())
 }
 
 /// Cuts rows where the next one belongs to another page.

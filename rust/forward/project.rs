@@ -13,15 +13,21 @@ use std::ops::Range;
 
 impl Pass {
     pub(super) fn embed(&self, phase: &Phase<'_>) {
+        let (kernels, scale) = (&self.decoder.kernels, self.decoder.config.embedding_scale);
         let mut x = phase.writer(&self.buffers.x);
         while let Some(rows) = phase.next_units() {
             for row in rows {
-                self.decoder.weights.embedding.row(self.task.rows[row].token as usize, x.row(row));
+                let x = x.row(row);
+                self.decoder.weights.embedding.row(self.task.rows[row].token as usize, x);
+                if scale != 1.0 {
+                    kernels.scale(x, scale);
+                }
             }
         }
     }
 
-    pub(super) fn norm(&self, phase: &Phase<'_>, gain: &[f32], local: &mut Local) {
+    /// Norms and quantises the residual of every row; without a gain it is only quantised.
+    pub(super) fn norm(&self, phase: &Phase<'_>, gain: Option<&[f32]>, local: &mut Local) {
         let x = phase.read(&self.buffers.x);
         let mut normed = self.buffers.normed.writer(phase);
         while let Some(rows) = phase.next_units() {
@@ -31,13 +37,22 @@ impl Pass {
         }
     }
 
-    /// The normed residual of a row, as whole groups.
-    pub(super) fn normed<'l>(&self, x: &[f32], row: usize, gain: &[f32], floats: &'l mut Vec<f32>) -> &'l mut [f32] {
+    /// The residual of a row as whole groups, normed if there is a gain.
+    pub(super) fn normed<'l>(
+        &self,
+        x: &[f32],
+        row: usize,
+        gain: Option<&[f32]>,
+        floats: &'l mut Vec<f32>,
+    ) -> &'l mut [f32] {
         let Decoder { config, kernels, .. } = &*self.decoder;
         floats.clear();
         floats.resize(config.n_embd.next_multiple_of(GROUP), 0.0);
         let x = &x[row * config.n_embd..(row + 1) * config.n_embd];
-        kernels.rms_norm(x, gain, config.rms_eps, &mut floats[..config.n_embd]);
+        match gain {
+            Some(gain) => kernels.rms_norm(x, gain, config.rms_eps, &mut floats[..config.n_embd]),
+            None => floats[..config.n_embd].copy_from_slice(x),
+        }
         floats
     }
 
@@ -60,6 +75,26 @@ impl Pass {
         }
     }
 
+    /// Norms queries and keys: every head, or all of them together, as long as the gains are.
+    pub(super) fn norm_heads(&self, phase: &Phase<'_>, gains: &[Vec<f32>; 2], local: &mut Local) {
+        let Decoder { config, kernels, .. } = &*self.decoder;
+        let mut qkv = phase.writer(&self.buffers.qkv);
+        let columns = |first: usize, heads: usize| {
+            let Range { start, .. } = self.head(0, first);
+            start..start + heads * config.head_dim
+        };
+        let heads = [columns(0, config.n_head), columns(config.n_head, config.n_head_kv)];
+        for row in std::iter::from_fn(|| phase.next_units()).flatten() {
+            for (columns, gain) in heads.iter().zip(gains) {
+                for head in qkv.part(row, columns.clone()).chunks_exact_mut(gain.len()) {
+                    local.floats.clear();
+                    local.floats.extend_from_slice(head);
+                    kernels.rms_norm(&local.floats, gain, config.rms_eps, head);
+                }
+            }
+        }
+    }
+
     /// Quantises the attention output, where heads did not do it themselves.
     pub(super) fn quantize_attended(&self, phase: &Phase<'_>) {
         let (floats, mut quantised) = self.buffers.attended.completer(phase);
@@ -71,15 +106,39 @@ impl Pass {
         }
     }
 
-    /// Adds the product of `matrix` and `input` to the residual stream.
+    /// Adds the product of `matrix` and `input`, a branch, to the residual stream.
     pub(super) fn add_product(&self, phase: &Phase<'_>, matrix: &Matrix, input: &Activations, local: &mut Local) {
         let input = input.read(phase);
+        let scale = self.decoder.config.residual_scale;
         let mut x = phase.writer(&self.buffers.x);
         while let Some(tiles) = phase.next_units() {
             multiply(&self.decoder.kernels, matrix, tiles, &input, &mut local.results, |columns, rows, results| {
                 let mut tile = x.columns(columns);
-                rows.zip(results).for_each(|(row, values)| add(values, tile.row(row)));
+                rows.zip(results).for_each(|(row, values)| add(values, scale, tile.row(row)));
             });
+        }
+    }
+
+    /// Keeps the product of `matrix` and `input` as a branch.
+    pub(super) fn put_branch(&self, phase: &Phase<'_>, matrix: &Matrix, input: &Activations, local: &mut Local) {
+        let input = input.read(phase);
+        let mut branch = phase.writer(&self.buffers.branch);
+        while let Some(tiles) = phase.next_units() {
+            multiply(&self.decoder.kernels, matrix, tiles, &input, &mut local.results, |columns, rows, results| {
+                let mut tile = branch.columns(columns);
+                rows.zip(results).for_each(|(row, values)| put(values, tile.row(row)));
+            });
+        }
+    }
+
+    /// Norms the branch of every row and adds it to the residual stream.
+    pub(super) fn add_normed(&self, phase: &Phase<'_>, gain: &[f32], local: &mut Local) {
+        let branch = phase.read(&self.buffers.branch);
+        let mut x = phase.writer(&self.buffers.x);
+        let scale = self.decoder.config.residual_scale;
+        for row in std::iter::from_fn(|| phase.next_units()).flatten() {
+            let normed = self.normed(branch, row, Some(gain), &mut local.floats);
+            x.row(row).iter_mut().zip(normed).for_each(|(x, value)| *x += *value * scale);
         }
     }
 
@@ -114,10 +173,10 @@ pub(super) fn put(values: &[f32; TILE], to: &mut [f32]) {
     }
 }
 
-/// Adds the results of a tile, likewise.
-pub(super) fn add(values: &[f32; TILE], to: &mut [f32]) {
+/// Adds the results of a tile times `scale`, likewise.
+pub(super) fn add(values: &[f32; TILE], scale: f32, to: &mut [f32]) {
     match <&mut [f32; TILE]>::try_from(&mut *to) {
-        Ok(to) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
-        Err(_) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
+        Ok(to) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value * scale),
+        Err(_) => to.iter_mut().zip(values).for_each(|(to, value)| *to += value * scale),
     }
 }

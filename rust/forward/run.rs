@@ -2,8 +2,9 @@
 //! [`crate::workers::phase`].
 
 use crate::attention::cache::PAGES;
-use crate::forward::buffers::{ATTENDED, HIDDEN, NORMED, OUTPUT, QKV, REST, STATES, SUMS, TOKENS, X};
+use crate::forward::buffers::{Buffers, ATTENDED, BRANCH, HIDDEN, NORMED, OUTPUT, QKV, REST, STATES, SUMS, TOKENS, X};
 use crate::forward::feed_forward::PAIR;
+use crate::forward::matmul::Activations;
 use crate::forward::plan::{Local, Pass};
 use crate::forward::task::LOGITS;
 use crate::weights::matrix::Matrix;
@@ -14,14 +15,18 @@ use std::sync::atomic::Ordering;
 const EMBED: Access = Access::named("embed").rows([X]);
 const NORM: Access = Access::named("norm").reads([X]).rows(NORMED);
 const PROJECT: Access = Access::named("project").reads(NORMED).columns([QKV]);
+const NORM_HEADS: Access = Access::named("norm heads").rows([QKV]);
 const STORE: Access = Access::named("store").reads([QKV]).sides([PAGES]);
 const ATTEND: Access = Access::named("attend").reads([QKV, PAGES]).heads(ATTENDED);
 const ATTEND_PARTS: Access = Access::named("attend to parts").reads([QKV, PAGES]).heads(ATTENDED).rows([STATES, SUMS]);
 const MERGE: Access = Access::named("merge").reads([STATES, SUMS]).heads(ATTENDED);
 const QUANTISE: Access = Access::named("quantise").reads([ATTENDED[0]]).rows([ATTENDED[1]]);
 const ADD_ATTENDED: Access = Access::named("add attended").reads(ATTENDED).columns([X]);
+const PUT_ATTENDED: Access = Access::named("put attended").reads(ATTENDED).columns([BRANCH]);
+const ADD_NORMED: Access = Access::named("add normed").reads([BRANCH]).rows([X]);
 const ACTIVATE: Access = Access::named("activate").reads(NORMED).columns(HIDDEN);
 const ADD_HIDDEN: Access = Access::named("add hidden").reads(HIDDEN).columns([X]);
+const PUT_HIDDEN: Access = Access::named("put hidden").reads(HIDDEN).columns([BRANCH]);
 const OUTPUT_NORM: Access = Access::named("output norm").reads([X]).rows(OUTPUT).rows(REST);
 const OUTPUT_PRODUCT: Access = Access::named("output product").reads(OUTPUT).reads(REST).columns([LOGITS]);
 const CHOOSE: Access = Access::named("choose").reads(REST).rows([TOKENS]);
@@ -30,25 +35,28 @@ impl Pass {
     /// The program.
     pub fn run(&self, worker: &mut Worker<'_>) {
         let local = &mut Local::default();
-        let buffers = &self.buffers;
+        let Buffers { attended, hidden, .. } = &self.buffers;
         let rows = Units::Shares(self.task.rows.len());
         let sides = Units::Shares(2 * self.decoder.config.n_head_kv);
-        let pieces = Units::Pieces(&self.attention.pieces);
-        let tiles = |matrix: &Matrix| self.tiles(matrix.tile_count(), 1);
         self.embed(&worker.phase(EMBED, rows));
         for (index, layer) in self.decoder.weights.layers.iter().enumerate() {
             if worker.poll() {
                 self.stopped.store(true, Ordering::Relaxed);
             }
-            self.norm(&worker.phase(NORM, rows), &layer.attn_norm, local);
+            self.norm(&worker.phase(NORM, rows), layer.attn_norm.as_deref(), local);
             let qkv = layer.qkv.iter().map(Matrix::tile_count).sum();
             let phase = worker.phase(PROJECT, self.tiles(qkv, 1));
             if self.is_stopped() {
                 return;
             }
             self.project(&phase, layer, local);
+            if let Some(gains) = &layer.head_norms {
+                self.norm_heads(&worker.phase(NORM_HEADS, rows), gains, local);
+            }
             self.store(&worker.phase(STORE, sides), index, local);
-            match &self.attention.split {
+            let attention = self.attention(index);
+            let pieces = Units::Pieces(&attention.pieces);
+            match &attention.split {
                 None => self.attend_units(&worker.phase(ATTEND, pieces), index, local),
                 Some(split) => {
                     self.attend_parts(&worker.phase(ATTEND_PARTS, pieces), split, index, local);
@@ -60,15 +68,16 @@ impl Pass {
             if !self.decoder.heads_are_groups() {
                 self.quantize_attended(&worker.phase(QUANTISE, rows));
             }
-            let phase = worker.phase(ADD_ATTENDED, tiles(&layer.attn_output));
+            let branch = [ADD_ATTENDED, PUT_ATTENDED];
+            self.add_branch(worker, branch, &layer.attn_output, attended, layer.post_attn_norm.as_deref(), local);
+            let phase = worker.phase(NORM, rows);
             if self.is_stopped() {
                 return;
             }
-            self.add_product(&phase, &layer.attn_output, &buffers.attended, local);
-            self.norm(&worker.phase(NORM, rows), &layer.ffn_norm, local);
+            self.norm(&phase, layer.ffn_norm.as_deref(), local);
             self.activate(&worker.phase(ACTIVATE, self.tiles(layer.ffn_gate.tile_count(), PAIR)), layer, local);
-            let phase = worker.phase(ADD_HIDDEN, tiles(&layer.ffn_down));
-            self.add_product(&phase, &layer.ffn_down, &buffers.hidden, local);
+            let branch = [ADD_HIDDEN, PUT_HIDDEN];
+            self.add_branch(worker, branch, &layer.ffn_down, hidden, layer.post_ffn_norm.as_deref(), local);
         }
         self.output_norm(&worker.phase(OUTPUT_NORM, Units::Shares(self.wanted.len())), local);
         let tiles = Units::Taken { count: self.decoder.weights.output.tile_count(), step: OUTPUT_TILES_AT_ONCE };
@@ -77,6 +86,24 @@ impl Pass {
             let rows = Units::Taken { count: self.chosen, step: 1 };
             self.choose(&worker.phase(CHOOSE, rows), &mut local.results);
         }
+    }
+
+    /// Adds the product of `matrix` and `input` to the residual stream: at once, or after a norm, if there is a `gain`.
+    fn add_branch(
+        &self,
+        worker: &mut Worker<'_>,
+        [at_once, apart]: [Access; 2],
+        matrix: &Matrix,
+        input: &Activations,
+        gain: Option<&[f32]>,
+        local: &mut Local,
+    ) {
+        let tiles = self.tiles(matrix.tile_count(), 1);
+        let Some(gain) = gain else {
+            return self.add_product(&worker.phase(at_once, tiles), matrix, input, local);
+        };
+        self.put_branch(&worker.phase(apart, tiles), matrix, input, local);
+        self.add_normed(&worker.phase(ADD_NORMED, Units::Shares(self.task.rows.len())), gain, local);
     }
 
     pub(super) fn is_stopped(&self) -> bool {

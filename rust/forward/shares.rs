@@ -2,7 +2,7 @@
 
 use crate::arch::config::Config;
 use crate::attention::cache::PAGE;
-use crate::attention::units::Unit;
+use crate::attention::units::{first_seen, Unit};
 use crate::forward::buffers::{STATES, SUMS};
 use crate::forward::task::Row;
 use crate::kernels::softmax::SoftmaxState;
@@ -61,8 +61,8 @@ pub(super) struct SharedHead {
 }
 
 impl AttentionPlan {
-    /// A plan for `rows`, which attend to everything if `dense`.
-    pub fn new(config: &Config, rows: &[Row], dense: bool, workers: usize) -> Self {
+    /// A plan for `rows`, which attend to everything that their `window` shows if `dense`.
+    pub fn new(config: &Config, rows: &[Row], window: Option<usize>, dense: bool, workers: usize) -> Self {
         // A unit reads all keys and values of its head, so the more rows it has the better; but where it cannot be
         // split, every worker needs several.
         let group = config.n_head / config.n_head_kv;
@@ -83,7 +83,7 @@ impl AttentionPlan {
         let few = units.len() * config.n_head_kv < PIECES_PER_WORKER * workers;
         let queries = QueryOrder { rows: rows.len(), group, heads: config.n_head_kv };
         if workers > 1 && dense && few {
-            let (split, pieces) = Split::new(config, rows, &units, queries, workers);
+            let (split, pieces) = Split::new(config, rows, window, &units, queries, workers);
             return Self { units, pieces, split: Some(split) };
         }
         let pieces = units.iter().flat_map(|unit| (0..config.n_head_kv).map(|head| queries.of(head, unit)));
@@ -112,13 +112,22 @@ impl QueryOrder {
 }
 
 impl Split {
-    fn new(config: &Config, rows: &[Row], units: &[Range<usize>], all: QueryOrder, workers: usize) -> (Self, Pieces) {
+    fn new(
+        config: &Config,
+        rows: &[Row],
+        window: Option<usize>,
+        units: &[Range<usize>],
+        all: QueryOrder,
+        workers: usize,
+    ) -> (Self, Pieces) {
         let group = all.group;
+        let segments = |unit: &Range<usize>| Unit::segments(rows[unit.start].position, window);
         // Work by segment: positions, as often as they are attended to.
         let works = |unit: &Range<usize>| -> Vec<usize> {
             let (first, past) = (rows[unit.start].position, rows[unit.end - 1].position + 1);
-            let blocks = (0..Unit::segments_at(first)).map(Unit::segment_blocks);
-            let positions = blocks.map(|blocks| past.min(blocks.end * PAGE) - blocks.start * PAGE);
+            let first = first_seen(first, window) / PAGE * PAGE;
+            let blocks = segments(unit).map(Unit::segment_blocks);
+            let positions = blocks.map(|blocks| past.min(blocks.end * PAGE) - first.max(blocks.start * PAGE));
             positions.map(|positions| positions * (unit.len() * group + READING)).collect()
         };
         let total = config.n_head_kv * units.iter().flat_map(works).sum::<usize>();
@@ -127,6 +136,7 @@ impl Split {
         let (mut results, mut before) = (0, 0);
         for (unit, rows) in units.iter().enumerate() {
             let (works, queries) = (works(rows), rows.len() * group);
+            let first_segment = segments(rows).start;
             for head in 0..config.n_head_kv {
                 // A segment goes to the worker in whose share of the work its middle is.
                 let owner = |work: &usize| {
@@ -141,6 +151,7 @@ impl Split {
                     let segments = end..end + same.len();
                     end = segments.end;
                     let results = several.then_some(results + segments.start * queries);
+                    let segments = first_segment + segments.start..first_segment + segments.end;
                     parts.push(HeadPart { worker: same[0], unit, head, segments, results });
                 }
                 if several {

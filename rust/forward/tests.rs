@@ -1,10 +1,11 @@
 //! Passes of many shapes on one to three workers. With debug assertions, which tests have, every one also looks for
 //! elements that two workers touch at once, and panics if there are any.
 
-use crate::arch::{describe, keys::Keys, llama, roles::Role};
+use crate::arch::description::Family;
+use crate::arch::{describe, keys::Keys, llama, roles::Role, FAMILIES};
 use crate::attention::cache::{CacheShape, KvCache};
 use crate::attention::patterns::{Pattern, PromptAttention};
-use crate::fixture::{GgufWriter, TempFile};
+use crate::fixture::{tensors_of, GgufWriter, TempFile};
 use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
 use crate::forward::plan::Pass;
@@ -59,10 +60,11 @@ fn weights(random: &mut Random, dtype: GgmlType, columns: usize, count: usize) -
     }
 }
 
-fn written(shape: &Shape) -> TempFile {
+fn written(family: &Family, shape: &Shape) -> TempFile {
     let mut model = GgufWriter::new();
-    model.set("general.architecture", Value::String("llama".into()));
-    model.set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    model.set("general.architecture", Value::String(family.name.into()));
+    let key = |name: &str| format!("{}.{name}", family.name);
+    model.set(&key("attention.layer_norm_rms_epsilon"), Value::F32(1e-5)).set(&key("logit_scale"), Value::F32(4.0));
     for (key, value) in [
         ("block_count", 2),
         ("context_length", 4096),
@@ -74,24 +76,25 @@ fn written(shape: &Shape) -> TempFile {
         ("attention.value_length", shape.head_dim),
         ("rope.dimension_count", shape.head_dim),
         ("vocab_size", VOCABULARY),
+        ("attention.sliding_window", 70),
+        ("attention.sliding_window_pattern", 2),
     ] {
-        model.set(&format!("llama.{key}"), Value::U32(value as u32));
+        model.set(&format!("{}.{key}", family.name), Value::U32(value as u32));
     }
     let embedding = [shape.n_embd as u64, VOCABULARY as u64];
     let header = model.clone().tensor(&Role::Embedding.to_string(), GgmlType::F32, &embedding).file();
     let header = GgufFile::open(header.path()).unwrap();
-    let config = (llama::FAMILY.config)(&Keys::new(&header).unwrap()).unwrap();
+    let config = (family.config)(&Keys::new(&header).unwrap()).unwrap();
     let mut random = Random::new(1);
-    for tensor in (llama::FAMILY.tensors)(&config).iter().filter(|tensor| tensor.role != Role::RopeDivisors) {
-        let shape_in_file: Vec<u64> = tensor.shape.iter().map(|&n| n as u64).collect();
-        let whole_blocks = shape_in_file.len() > 1 && tensor.shape[0].is_multiple_of(32);
+    for (name, in_file) in tensors_of(family, &config) {
+        let whole_blocks = in_file.len() > 1 && in_file[0].is_multiple_of(32);
         let dtype = match shape.dtype {
-            dtype if whole_blocks || dtype == GgmlType::F16 && shape_in_file.len() > 1 => dtype,
+            dtype if whole_blocks || dtype == GgmlType::F16 && in_file.len() > 1 => dtype,
             _ => GgmlType::F32,
         };
-        let count = tensor.shape.iter().product();
-        let data = weights(&mut random, dtype, tensor.shape[0], count);
-        model.data(&tensor.name, dtype, &shape_in_file, data);
+        let count = in_file.iter().product::<u64>() as usize;
+        let data = weights(&mut random, dtype, in_file[0] as usize, count);
+        model.data(&name, dtype, &in_file, data);
     }
     model.file()
 }
@@ -138,8 +141,9 @@ fn any_number_of_workers_gives_the_same_bits_and_no_overlaps() {
     // Rows of two sequences, and whether the first one leaves blocks out.
     let passes =
         [([70, 3], false), ([1, 1], false), ([9, 0], false), ([150, 60], true), ([3, 80], false), ([1, 0], false)];
-    for shape in &SHAPES {
-        let file = written(shape);
+    let families = FAMILIES[1..].iter().map(|family| (family, &SHAPES[0]));
+    for (family, shape) in SHAPES.iter().map(|shape| (&llama::FAMILY, shape)).chain(families) {
+        let file = written(family, shape);
         let file = GgufFile::open(file.path()).unwrap();
         let description = describe(&file).unwrap();
         let weights = Weights::load(&description, 1, &mut || false).unwrap();
@@ -165,7 +169,7 @@ fn any_number_of_workers_gives_the_same_bits_and_no_overlaps() {
             let (all, caches) = (all, caches);
             match &first {
                 None => first = Some((all, caches)),
-                Some(first) => assert!(*first == (all, caches), "{shape:?}, {planned:?} workers"),
+                Some(first) => assert!(*first == (all, caches), "{} {shape:?}, {planned:?} workers", family.name),
             }
         }
     }

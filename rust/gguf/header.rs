@@ -96,6 +96,19 @@ impl TensorInfo {
     pub fn bytes(&self) -> usize {
         self.range.len()
     }
+
+    /// Only `part` of it along its last dimension, which is number `dimension`: some rows of a matrix, or whole blocks of
+    /// a vector.
+    pub fn cut(&self, dimension: usize, part: Range<usize>) -> Self {
+        let bytes = |count: usize| match dimension {
+            0 => count / self.dtype.block_len() * self.dtype.block_bytes(),
+            _ => count * self.row_bytes(),
+        };
+        let mut shape = self.shape[..=dimension].to_vec();
+        shape[dimension] = part.len();
+        let start = self.range.start;
+        Self { shape, range: start + bytes(part.start)..start + bytes(part.end), ..self.clone() }
+    }
 }
 
 impl Header {

@@ -86,22 +86,28 @@ impl Array {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    /// How many values it holds.
+    pub fn len(&self) -> usize {
         match self {
-            Self::U8(v) => v.is_empty(),
-            Self::I8(v) => v.is_empty(),
-            Self::U16(v) => v.is_empty(),
-            Self::I16(v) => v.is_empty(),
-            Self::U32(v) => v.is_empty(),
-            Self::I32(v) => v.is_empty(),
-            Self::F32(v) => v.is_empty(),
-            Self::Bool(v) => v.is_empty(),
-            Self::String(v) => v.is_empty(),
-            Self::Array(v) => v.is_empty(),
-            Self::U64(v) => v.is_empty(),
-            Self::I64(v) => v.is_empty(),
-            Self::F64(v) => v.is_empty(),
+            Self::U8(v) => v.len(),
+            Self::I8(v) => v.len(),
+            Self::U16(v) => v.len(),
+            Self::I16(v) => v.len(),
+            Self::U32(v) => v.len(),
+            Self::I32(v) => v.len(),
+            Self::F32(v) => v.len(),
+            Self::Bool(v) => v.len(),
+            Self::String(v) => v.len(),
+            Self::Array(v) => v.len(),
+            Self::U64(v) => v.len(),
+            Self::I64(v) => v.len(),
+            Self::F64(v) => v.len(),
         }
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 }
 

@@ -5,7 +5,7 @@ use crate::kernels::fixed::{Output, Shape, ONE};
 use crate::kernels::layout::*;
 use half::{bf16, f16};
 
-pub use crate::kernels::softmax::{drop_low_rows, merge, softmax_rows};
+pub use crate::kernels::softmax::{cap_rows, drop_low_rows, merge, softmax_rows};
 pub use crate::kernels::vector::*;
 
 /// Dot products of the 16 rows of every tile with every activation row: `out[tile][m][r]`.

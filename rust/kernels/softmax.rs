@@ -4,7 +4,7 @@
 //! with the same bits from every instruction set.
 
 use crate::kernels::fixed::{Step, ONE};
-use crate::kernels::vector::{exp2_to_one, largest_lane, rounded, sum_of_lanes, LANES};
+use crate::kernels::vector::{cap_values, exp2_to_one, largest_lane, rounded, sum_of_lanes, LANES};
 
 /// Keys of a block, and so scores in a row.
 const KEYS: usize = 64;
@@ -23,13 +23,22 @@ impl SoftmaxState {
     pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// Which keys of a block rows see: row `i` the first `valid + i / group`.
+/// Which keys of a block rows see: row `i` the first `valid + i / group` but for the first `gone + i / group`.
 #[derive(Clone, Copy, Debug)]
 pub struct CausalMask {
     /// Keys that the first rows see.
     pub valid: usize,
-    /// Neighbouring rows that see as many keys.
+    /// Keys at the beginning that the first rows see no more; as many below 0 as later rows still see all of.
+    pub gone: isize,
+    /// Neighbouring rows that see the same keys.
     pub group: usize,
+}
+
+impl CausalMask {
+    /// One that hides no keys at the beginning.
+    pub fn new(valid: usize, group: usize) -> Self {
+        Self { valid, gone: isize::MIN / 2, group }
+    }
 }
 
 /// Rows of [`KEYS`] scores to be turned into weights.
@@ -66,14 +75,17 @@ pub fn softmax_rows_with(
     largest_lane: impl Fn([f32; LANES]) -> f32,
     sum_of_lanes: impl Fn([f32; LANES]) -> f32,
 ) {
-    let Softmax { rows, scores, inverses, mask: CausalMask { valid, group }, states, steps, weights } = task;
+    let Softmax { rows, scores, inverses, mask: CausalMask { valid, gone, group }, states, steps, weights } = task;
     let (scores, _) = scores.as_chunks_mut::<KEYS>();
     // Three passes, so that the chains of one row's maximum, factors and sum do not wait for each other.
     for &i in rows {
         let (scores, state) = (&mut scores[i], &mut states[i]);
-        let valid = valid.saturating_add(i / group);
+        let (valid, gone) = (valid.saturating_add(i / group), gone + (i / group) as isize);
         if valid < KEYS {
             scores[valid..].fill(f32::NEG_INFINITY);
+        }
+        if gone > 0 {
+            scores[..KEYS.min(gone as usize)].fill(f32::NEG_INFINITY);
         }
         // Not infinite, so that a row without scores gets weights of zero.
         let max = largest_lane(largest_by_lane(f32::MIN, scores, |score, _| score));
@@ -99,6 +111,17 @@ pub fn softmax_rows_with(
             }
         }
         state.sum = state.sum.mul_add(step.keep, sum_of_lanes(lanes) * step.add);
+    }
+}
+
+/// Makes the [`KEYS`] scores of every row in `rows` `cap * tanh(score / cap)` and adds the `biases` of its columns.
+#[inline(always)]
+pub fn cap_rows(rows: &[usize], scores: &mut [f32], cap: f32, biases: &[f32]) {
+    let biases: &[f32; KEYS] = biases.first_chunk().expect("a block of biases");
+    let (scores, _) = scores.as_chunks_mut::<KEYS>();
+    for &row in rows {
+        cap_values(&mut scores[row], cap);
+        scores[row].iter_mut().zip(biases).for_each(|(score, bias)| *score += bias);
     }
 }
 

@@ -29,10 +29,13 @@ pub struct Kernels {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], &[f32], &[f32]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
+    geglu: unsafe fn(&mut [f32], &[f32]),
     quantize: unsafe fn([&[f32; TILE]; 2], &mut ActivationGroup),
     softmax_rows: unsafe fn(Softmax<'_>),
     screen: unsafe fn(&[f32; TILE], &[f32; TILE], f32, &mut f32) -> bool,
     drop_low_rows: DropLowRows,
+    cap_rows: unsafe fn(&[usize], &mut [f32], f32, &[f32]),
+    cap_values: unsafe fn(&mut [f32], f32),
     scale: unsafe fn(&mut [f32], f32),
     merge: Merge,
 }
@@ -48,10 +51,13 @@ macro_rules! table {
             rms_norm: $module::rms_norm,
             rope: $module::rope,
             swiglu: $module::swiglu,
+            geglu: $module::geglu,
             quantize: $module::quantize,
             softmax_rows: $module::softmax_rows,
             screen: $module::screen,
             drop_low_rows: $module::drop_low_rows,
+            cap_rows: $module::cap_rows,
+            cap_values: $module::cap_values,
             scale: $module::scale,
             merge: $module::merge,
         }
@@ -168,6 +174,8 @@ impl Kernels {
         rope(head: &mut [f32], cos: &[f32], sin: &[f32]);
         /// See [`vector::swiglu`].
         swiglu(gate: &mut [f32], up: &[f32]);
+        /// See [`vector::geglu`].
+        geglu(gate: &mut [f32], up: &[f32]);
         /// See [`vector::quantize`].
         quantize(halves: [&[f32; TILE]; 2], out: &mut ActivationGroup);
         /// See [`softmax::softmax_rows`].
@@ -176,6 +184,10 @@ impl Kernels {
         screen(values: &[f32; TILE], norms: &[f32; TILE], error: f32, low: &mut f32) -> bool;
         /// See [`softmax::drop_low_rows`].
         drop_low_rows(rows: &mut Vec<usize>, scores: &[f32], biases: &[f32], least: &[f32]);
+        /// See [`softmax::cap_rows`].
+        cap_rows(rows: &[usize], scores: &mut [f32], cap: f32, biases: &[f32]);
+        /// See [`vector::cap_values`].
+        cap_values(x: &mut [f32], cap: f32);
         /// See [`vector::scale`].
         scale(x: &mut [f32], factor: f32);
         /// See [`softmax::merge`].

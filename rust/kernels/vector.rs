@@ -114,6 +114,44 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `gate = gelu(gate) * up`, with `gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))` (GEGLU, Shazeer, 2020;
+/// Hendrycks and Gimpel, 2016).
+#[inline(always)]
+pub fn geglu(gate: &mut [f32], up: &[f32]) {
+    // (1 + tanh(u)) / 2 is 1 / (1 + e^(-2 u)).
+    const FACTOR: f32 = -1.595_769_1;
+    for (gate, &up) in gate.iter_mut().zip(up) {
+        let x = *gate;
+        let cubic = (0.044_715 * x * x).mul_add(x, x);
+        *gate = x / (1.0 + exp(FACTOR * cubic)) * up;
+    }
+}
+
+/// tanh(x), within 3 ulp (polynomial near 0 after Cephes).
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let (size, square) = (x.abs(), x * x);
+    let mut p = -5.704_988_7e-3f32;
+    for c in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+        p = p.mul_add(square, c);
+    }
+    let near = (p * square).mul_add(x, x);
+    let far = (1.0 - 2.0 / (exp(2.0 * size) + 1.0)).copysign(x);
+    if size < 0.625 {
+        near
+    } else {
+        far
+    }
+}
+
+/// `x = cap * tanh(x / cap)`.
+#[inline(always)]
+pub fn cap_values(x: &mut [f32], cap: f32) {
+    for x in x {
+        *x = cap * tanh(*x / cap);
+    }
+}
+
 /// Quantises a group of 32 values, which comes in halves, to int8 with one scale.
 #[inline(always)]
 pub fn quantize(halves: [&[f32; LANES]; 2], out: &mut ActivationGroup) {
@@ -239,6 +277,21 @@ macro_rules! instantiate_common {
         #[target_feature(enable = $features)]
         pub fn swiglu(gate: &mut [f32], up: &[f32]) {
             vector::swiglu(gate, up)
+        }
+        /// As [`vector::geglu`].
+        #[target_feature(enable = $features)]
+        pub fn geglu(gate: &mut [f32], up: &[f32]) {
+            vector::geglu(gate, up)
+        }
+        /// As [`vector::cap_values`].
+        #[target_feature(enable = $features)]
+        pub fn cap_values(x: &mut [f32], cap: f32) {
+            vector::cap_values(x, cap)
+        }
+        /// As [`softmax::cap_rows`].
+        #[target_feature(enable = $features)]
+        pub fn cap_rows(rows: &[usize], scores: &mut [f32], cap: f32, biases: &[f32]) {
+            softmax::cap_rows(rows, scores, cap, biases)
         }
         /// As [`vector::screen`].
         #[target_feature(enable = $features)]

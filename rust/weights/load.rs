@@ -4,9 +4,12 @@
 //! after they are repacked, which keeps peak memory near the size of the file.
 
 use crate::arch::description::Description;
-use crate::arch::roles::BlockRole::{AttnK, AttnNorm, AttnOutput, AttnQ, AttnV, FfnDown, FfnGate, FfnNorm, FfnUp};
-use crate::arch::roles::Role;
-use crate::arch::tensors::Tensors;
+use crate::arch::roles::BlockRole::{
+    AttnK, AttnKNorm, AttnNorm, AttnOutput, AttnQ, AttnQNorm, AttnV, FfnDown, FfnGate, FfnNorm, FfnUp, PostAttnNorm,
+    PostFfnNorm,
+};
+use crate::arch::roles::{BlockRole, Role};
+use crate::arch::tensors::{Found, Tensors};
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 use crate::gguf::types::GgmlType;
@@ -23,19 +26,25 @@ use std::sync::Arc;
 /// One transformer block.
 pub struct Layer {
     /// RMSNorm gains before attention.
-    pub attn_norm: Vec<f32>,
+    pub attn_norm: Option<Vec<f32>>,
     /// Queries, keys and values.
     pub qkv: [Matrix; 3],
+    /// RMSNorm gains of queries and of keys: of each head, or of all together.
+    pub head_norms: Option<[Vec<f32>; 2]>,
     /// Attention output.
     pub attn_output: Matrix,
+    /// RMSNorm gains after attention.
+    pub post_attn_norm: Option<Vec<f32>>,
     /// RMSNorm gains before the feed-forward layer.
-    pub ffn_norm: Vec<f32>,
+    pub ffn_norm: Option<Vec<f32>>,
     /// Gate of the feed-forward layer.
     pub ffn_gate: Matrix,
     /// Its other input projection.
     pub ffn_up: Matrix,
     /// Its output projection.
     pub ffn_down: Matrix,
+    /// RMSNorm gains after the feed-forward layer.
+    pub post_ffn_norm: Option<Vec<f32>>,
 }
 
 impl Layer {
@@ -55,6 +64,8 @@ pub struct Weights {
     pub output_norm: Vec<f32>,
     /// Projection to the vocabulary; the embeddings again when the file ties them.
     pub output: Arc<Matrix>,
+    /// What is added to the logits, with zeros up to whole tiles.
+    pub output_bias: Option<Vec<f32>>,
     /// Resident bytes.
     pub bytes: usize,
     /// [`bounds`](crate::weights::bounds::bounds) of every tile of the output projection; none if that is floats.
@@ -72,43 +83,83 @@ impl Weights {
     pub fn load(description: &Description<'_>, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let Description { file, config, tensors } = description;
         let output = if tensors.get(Role::Output).is_some() { Role::Output } else { Role::Embedding };
-        let Packed { mut matrices, bytes, bounds, mut identity } = pack_all(file, tensors, output, threads, poll)?;
-        let mut matrix = |role| match matrices.remove(&role) {
-            Some(matrix) => Ok(matrix),
-            None => Err(tensors.missing(role)),
-        };
-        let mut vector = |role| {
-            let info = tensors.require(role)?;
-            identity.set_tensor(role, info, file.data(info));
-            vector(file, info)
-        };
-        let embedding = Arc::new(matrix(Role::Embedding)?);
+        let Packed { matrices, bytes, bounds, identity } = pack_all(file, tensors, output, threads, poll)?;
+        let mut loader = Loader { file, tensors, matrices, identity };
+        let embedding = Arc::new(loader.matrix(Role::Embedding)?);
         let output = match output {
             Role::Embedding => embedding.clone(),
-            role => Arc::new(matrix(role)?),
+            role => Arc::new(loader.matrix(role)?),
         };
-        let layers = (0..config.n_layer).map(|layer| {
-            let role = |role| Role::Block(layer, role);
-            Ok(Layer {
-                attn_norm: vector(role(AttnNorm))?,
-                qkv: [matrix(role(AttnQ))?, matrix(role(AttnK))?, matrix(role(AttnV))?],
-                attn_output: matrix(role(AttnOutput))?,
-                ffn_norm: vector(role(FfnNorm))?,
-                ffn_gate: matrix(role(FfnGate))?,
-                ffn_up: matrix(role(FfnUp))?,
-                ffn_down: matrix(role(FfnDown))?,
-            })
-        });
-        let layers = layers.collect::<Result<_>>()?;
-        let output_norm = vector(Role::OutputNorm)?;
+        let output_bias = loader.bias(Role::OutputBias)?;
+        let layers = (0..config.n_layer).map(|index| loader.layer(index)).collect::<Result<_>>()?;
+        let output_norm = loader.vector(Role::OutputNorm)?;
         file.release();
-        Ok(Self { embedding, layers, output_norm, output, bytes, output_bounds: bounds, identity })
+        let identity = loader.identity;
+        Ok(Self { embedding, layers, output_norm, output, output_bias, bytes, output_bounds: bounds, identity })
+    }
+}
+
+/// Gives out what was packed, and reads the rest.
+struct Loader<'a> {
+    file: &'a GgufFile,
+    tensors: &'a Tensors<'a>,
+    matrices: BTreeMap<Role, Matrix>,
+    identity: Identity,
+}
+
+impl Loader<'_> {
+    fn layer(&mut self, index: usize) -> Result<Layer> {
+        let role = |role| Role::Block(index, role);
+        let [query_norm, key_norm] = [self.optional(role(AttnQNorm))?, self.optional(role(AttnKNorm))?];
+        Ok(Layer {
+            attn_norm: self.optional(role(AttnNorm))?,
+            qkv: [self.product(index, AttnQ)?, self.product(index, AttnK)?, self.product(index, AttnV)?],
+            head_norms: query_norm.zip(key_norm).map(<[_; 2]>::from),
+            attn_output: self.product(index, AttnOutput)?,
+            post_attn_norm: self.optional(role(PostAttnNorm))?,
+            ffn_norm: self.optional(role(FfnNorm))?,
+            ffn_gate: self.product(index, FfnGate)?,
+            ffn_up: self.product(index, FfnUp)?,
+            ffn_down: self.product(index, FfnDown)?,
+            post_ffn_norm: self.optional(role(PostFfnNorm))?,
+        })
+    }
+
+    /// A matrix of a block with its bias.
+    fn product(&mut self, index: usize, role: BlockRole) -> Result<Matrix> {
+        let bias = self.bias(Role::Bias(index, role))?;
+        Ok(Matrix { bias, ..self.matrix(Role::Block(index, role))? })
+    }
+
+    fn matrix(&mut self, role: Role) -> Result<Matrix> {
+        self.matrices.remove(&role).ok_or_else(|| self.tensors.missing(role))
+    }
+
+    /// What is added to the outputs of a matrix, if the file has it.
+    fn bias(&mut self, role: Role) -> Result<Option<Vec<f32>>> {
+        let padded = |mut bias: Vec<f32>| {
+            bias.resize(bias.len().next_multiple_of(TILE), 0.0);
+            bias
+        };
+        Ok(self.optional(role)?.map(padded))
+    }
+
+    /// A vector of floats, if the family has it.
+    fn optional(&mut self, role: Role) -> Result<Option<Vec<f32>>> {
+        self.tensors.get(role).map(|_| self.vector(role)).transpose()
+    }
+
+    fn vector(&mut self, role: Role) -> Result<Vec<f32>> {
+        let Found { info, order, .. } = self.tensors.require(role)?;
+        self.identity.set_tensor(role, info, self.file.data(info));
+        let in_file = floats(self.file, info)?;
+        Ok((0..in_file.len()).map(|i| in_file[order.in_file(i)]).collect())
     }
 }
 
 /// Resident bytes of the matrices of a decoder, once they are packed.
 pub fn weight_bytes(tensors: &Tensors<'_>) -> usize {
-    tensors.matrices().map(|(_, info)| Places::new(info, 0).end).sum()
+    tensors.matrices().map(|(_, Found { info, .. })| Places::new(info, 0).end).sum()
 }
 
 /// Where the parts of a matrix lie in the arena, in whole cache lines.
@@ -147,28 +198,29 @@ fn pack_all(
     threads: usize,
     poll: &mut dyn FnMut() -> bool,
 ) -> Result<Packed> {
-    let infos: Vec<(Role, &TensorInfo)> = tensors.matrices().collect();
+    let infos: Vec<(Role, &Found)> = tensors.matrices().collect();
     let mut end = 0;
     let mut places = Vec::with_capacity(infos.len());
-    for (_, info) in &infos {
+    for (_, Found { info, .. }) in &infos {
         let place = Places::new(info, end);
         end = place.end;
         places.push(place);
     }
     let tiles = |info: &TensorInfo| info.rows().div_ceil(TILE);
     let mut arena = anonymous(end).map_err(|source| Error::io(file.path(), source))?;
-    let mut hashes: Vec<Vec<u64>> = infos.iter().map(|(_, info)| vec![0; tiles(info)]).collect();
-    let bounded = infos.iter().find(|(role, info)| *role == output && !info.dtype.is_float());
-    let mut bounds = vec![[0.0; TILE]; bounded.map_or(0, |(_, info)| tiles(info))];
+    let mut hashes: Vec<Vec<u64>> = infos.iter().map(|(_, found)| vec![0; tiles(&found.info)]).collect();
+    let bounded = infos.iter().find(|(role, found)| *role == output && !found.info.dtype.is_float());
+    let mut bounds = vec![[0.0; TILE]; bounded.map_or(0, |(_, found)| tiles(&found.info))];
 
     let (mut free, mut free_bounds) = (&mut arena[..], &mut bounds[..]);
     let mut packings = Vec::with_capacity(infos.len());
-    for (((role, info), place), hashes) in infos.iter().zip(&places).zip(&mut hashes) {
+    for (((role, Found { info, order, .. }), place), hashes) in infos.iter().zip(&places).zip(&mut hashes) {
         let (own, rest) = free.split_at_mut(place.end - place.quants.start);
         let (quants, scales) = own.split_at_mut(place.scales.start - place.quants.start);
         free = rest;
         packings.push(Packing {
             info,
+            order: *order,
             first: 0,
             quants: &mut quants[..place.quants.len()],
             scales: &mut scales[..place.scales.len()],
@@ -179,19 +231,19 @@ fn pack_all(
     pack(file, packings, threads, poll)?;
 
     let mut identity = Identity::default();
-    for ((role, info), hashes) in infos.iter().zip(&hashes) {
-        identity.set_hashed(role, info, hashes);
+    for ((role, found), hashes) in infos.iter().zip(&hashes) {
+        identity.set_hashed(role, &found.info, hashes);
     }
     let arena = Arc::new(arena.make_read_only().map_err(|source| Error::io(file.path(), source))?);
-    let matrix = |((role, info), Places { quants, scales, .. }): ((Role, &TensorInfo), Places)| {
-        let (rows, columns) = (info.rows(), info.columns());
-        (role, Matrix { dtype: info.dtype, rows, columns, arena: arena.clone(), quants, scales })
+    let matrix = |((role, Found { info, .. }), Places { quants, scales, .. }): ((Role, &Found), Places)| {
+        let (dtype, rows, columns) = (info.dtype, info.rows(), info.columns());
+        (role, Matrix { dtype, rows, columns, bias: None, arena: arena.clone(), quants, scales })
     };
     Ok(Packed { matrices: infos.into_iter().zip(places).map(matrix).collect(), bytes: end, bounds, identity })
 }
 
-/// A float tensor as f32; norms are F32 in practice, F16 and BF16 are taken too.
-fn vector(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
+/// A float tensor as f32; norms and biases are F32 in practice, F16 and BF16 are taken too.
+fn floats(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
     let values = file.data(info).chunks_exact(info.dtype.block_bytes());
     Ok(match info.dtype {
         GgmlType::F32 => values.map(bytemuck::pod_read_unaligned).collect(),
@@ -199,7 +251,7 @@ fn vector(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
         GgmlType::BF16 => values.map(|b| bytemuck::pod_read_unaligned::<bf16>(b).to_f32()).collect(),
         other => {
             return Err(file.metadata().error(format_args!(
-                "tensor `{}` has type {}, but norms must be F32, F16 or BF16",
+                "tensor `{}` has type {}, but norms and biases must be F32, F16 or BF16",
                 info.name,
                 other.name()
             )))

@@ -16,6 +16,8 @@ pub struct Matrix {
     pub rows: usize,
     /// Input columns.
     pub columns: usize,
+    /// What is added to the outputs, with zeros up to whole tiles.
+    pub bias: Option<Vec<f32>>,
     pub(super) arena: Arc<Mmap>,
     pub(super) quants: Range<usize>,
     pub(super) scales: Range<usize>,

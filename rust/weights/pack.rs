@@ -5,6 +5,7 @@
 //!   pages and 0.35 s with small ones, so all of it is shared among the threads, and none is started for a tensor alone;
 //! - reading the file into a buffer instead of mapping it takes 0.2 s; mapping ahead (`MADV_POPULATE_READ`) gains nothing.
 
+use crate::arch::tensors::RowOrder;
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 use crate::identity::{hash, HASHED_ROWS};
@@ -25,6 +26,8 @@ const _: () = assert!(HASHED_ROWS == TILE);
 pub struct Packing<'a> {
     /// The matrix.
     pub info: &'a TensorInfo,
+    /// In which order its rows are packed.
+    pub order: RowOrder,
     /// The first tile.
     pub first: usize,
     /// Zeros that become the quants, tile by tile.
@@ -48,6 +51,7 @@ impl<'a> Packing<'a> {
         (tiles > 0).then_some(())?;
         Some(Self {
             info: self.info,
+            order: self.order,
             first,
             quants: self.quants.split_off_mut(..tiles * quant_bytes)?,
             scales: self.scales.split_off_mut(..tiles * scale_bytes)?,
@@ -63,14 +67,15 @@ impl<'a> Packing<'a> {
 
     fn run(self, file: &GgufFile) {
         let Sizes { row_bytes, groups, quant_bytes, scale_bytes } = Sizes::of(self.info);
-        let data = &file.data(self.info)[self.first * TILE * row_bytes..];
-        let tiles = data.chunks(TILE * row_bytes).zip(self.hashes).enumerate();
+        let data = file.data(self.info);
+        let tiles = data.chunks(TILE * row_bytes).skip(self.first).zip(self.hashes).enumerate();
         for (i, (bytes, out)) in tiles {
             let quants = &mut self.quants[i * quant_bytes..][..quant_bytes];
             let scales = &mut self.scales[i * scale_bytes..][..scale_bytes];
             *out = hash(bytes);
-            let mut rows: [&[u8]; TILE] = [&[]; TILE];
-            let count = rows.iter_mut().zip(bytes.chunks_exact(row_bytes)).map(|(row, bytes)| *row = bytes).count();
+            let (first, count) = ((self.first + i) * TILE, bytes.len() / row_bytes);
+            let row = |row: usize| &data[self.order.in_file(first + row) * row_bytes..][..row_bytes];
+            let rows: [&[u8]; TILE] = std::array::from_fn(|i| if i < count { row(i) } else { &[][..] });
             pack_tile(self.info.dtype, &rows[..count], quants, scales);
             if let Some(out) = self.bounds.get_mut(i) {
                 *out = bounds(&Tile { dtype: self.info.dtype, groups, quants, scales });

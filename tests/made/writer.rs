@@ -43,8 +43,9 @@ impl Shape {
             n_ff,
             n_ctx_train: N_CTX,
             rms_eps: RMS_EPS,
-            ropes: vec![RopeTable { freqs: vec![0.0; head_dim / 2] }],
-            blocks: vec![Block { rope: Some(0) }; n_layer],
+            ropes: vec![RopeTable { freqs: vec![0.0; head_dim / 2], magnitude: 1.0, long: None }],
+            blocks: vec![Block { rope: Some(0), window: None }; n_layer],
+            ..Config::default()
         }
     }
 }
@@ -82,7 +83,7 @@ pub fn write(
 
     let mut tensors = Vec::new();
     for tensor in (family.tensors)(&config) {
-        tensors.extend(fill(&tensor)?.map(|contents| (tensor.name, contents)));
+        tensors.extend(fill(&tensor)?.map(|contents| (tensor.places[0].name.clone(), contents)));
     }
     let metadata: Vec<_> = metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
     let tensors: Vec<_> = tensors.iter().map(|(name, contents)| (name.as_str(), &**contents)).collect();

@@ -47,8 +47,14 @@ fn reads_a_plain_model() {
             n_ff: 96,
             n_ctx_train: 128,
             rms_eps: 1e-5,
-            ropes: vec![RopeTable { freqs: (0..8).map(|i| 10_000f64.powf(-f64::from(i) / 8.0)).collect() }],
-            blocks: vec![Block { rope: Some(0) }; 2],
+            ropes: vec![RopeTable {
+                freqs: (0..8).map(|i| 10_000f64.powf(-f64::from(i) / 8.0)).collect(),
+                magnitude: 1.0,
+                long: None,
+            }],
+            blocks: vec![Block { rope: Some(0), window: None }; 2],
+            score_divisor: 4.0,
+            ..Config::default()
         }
     );
 }
@@ -57,7 +63,7 @@ fn reads_a_plain_model() {
 fn refusals_name_their_reason() {
     let eq_heads = |n| Value::Array(Array::U32(n));
     for (key, value, message) in [
-        ("general.architecture", string("qwen2"), "architecture \"qwen2\" is not supported (supported: \"llama\""),
+        ("general.architecture", string("mamba"), "architecture \"mamba\" is not supported (supported: \"llama\""),
         ("general.type", string("adapter"), "holds a \"adapter\""),
         ("llama.expert_count", Value::U32(8), "mixture of 8 experts"),
         ("llama.block_count", Value::U32(0), "`llama.block_count` must be from 1 to"),
@@ -71,7 +77,8 @@ fn refusals_name_their_reason() {
         ("llama.rope.dimension_count", Value::U32(7), "must be even and at most 16"),
         ("llama.rope.dimension_count", Value::U32(18), "must be even and at most 16"),
         ("llama.rope.freq_base", Value::F32(0.0), "`llama.rope.freq_base` must be a finite number above 0"),
-        ("llama.rope.scaling.type", string("yarn"), "\"yarn\" is not supported"),
+        ("llama.rope.scaling.type", string("su"), "\"su\" is not supported"),
+        ("llama.rope.scaling.type", string("yarn"), "`llama.rope.scaling.factor` is missing"),
         ("llama.rope.scaling.factor", Value::F32(f32::INFINITY), "above 0 but is inf"),
     ] {
         let file = with(key, value).file();

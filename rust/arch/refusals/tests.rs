@@ -2,6 +2,7 @@ use super::*;
 use crate::arch::describe;
 use crate::fixture::{tiny_llama, GgufWriter};
 use crate::gguf::file::GgufFile;
+use crate::gguf::metadata::{Array, Value};
 use crate::gguf::types::GgmlType::F32;
 
 fn message(model: &GgufWriter) -> Option<String> {
@@ -59,21 +60,6 @@ fn keys_are_refused_with_their_values() {
         ("llama.attention.clamp_kqv", Value::F32(8.0), &["`llama.attention.clamp_kqv` = 8"]),
         ("llama.attention.max_alibi_bias", Value::F32(8.0), &["`llama.attention.max_alibi_bias` = 8"]),
         ("llama.rope.scaling.alpha", Value::F32(1000.0), &["`llama.rope.scaling.alpha` = 1000"]),
-        (
-            "llama.attention.sliding_window_pattern",
-            Value::U32(0),
-            &["sliding_window_pattern` is 0", "1 to the 2 blocks"],
-        ),
-        (
-            "llama.attention.sliding_window_pattern",
-            Value::U32(3),
-            &["sliding_window_pattern` is 3", "1 to the 2 blocks"],
-        ),
-        (
-            "llama.attention.sliding_window_pattern",
-            Value::Array(Array::Bool(vec![true; 3])),
-            &["has 3 entries but `llama.block_count` is 2"],
-        ),
     ] {
         let mut model = tiny_llama();
         model.set(key, value);
@@ -95,8 +81,6 @@ fn the_same_keys_with_usual_values_pass() {
         ("llama.attention.max_alibi_bias", Value::F32(0.0)),
         ("llama.rope.scaling.alpha", Value::F32(0.0)),
         ("llama.rope.dimension_sections", Value::Array(Array::I32(vec![4, 4, 0, 0]))),
-        ("llama.attention.sliding_window_pattern", Value::U32(2)),
-        ("llama.attention.sliding_window_pattern", Value::Array(Array::Bool(vec![true, false]))),
     ] {
         let mut model = tiny_llama();
         model.set(key, value);

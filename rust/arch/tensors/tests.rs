@@ -41,7 +41,7 @@ fn every_tensor_is_needed_in_its_shape() {
 #[test]
 fn tensors_of_other_decoders_are_refused() {
     for name in [
-        "blk.0.attn_q.bias",
+        "blk.0.attn_norm.bias",
         "blk.1.ffn_gate_inp.weight",
         "blk.0.ffn_gate_exps.weight",
         "blk.0.attn_q_norm.weight",
@@ -78,7 +78,7 @@ fn blocks_and_heads_agree_with_the_metadata() {
     let mut model = tiny_llama();
     model.set("llama.attention.key_length", Value::U32(32));
     let message = check(&model).unwrap_err().to_string();
-    assert!(message.contains("has shape [64, 64] but the metadata demands [64, 128]"), "{message}");
+    assert!(message.contains("has shape [64, 64] but the metadata demands [128, 64]"), "{message}");
 }
 
 #[test]

@@ -35,7 +35,19 @@ fn cache(len: usize) -> KvCache {
 /// Which blocks each query of `rows` rows from `position` on keeps.
 fn kept(kernels: &Kernels, cache: &KvCache, pattern: &Pattern, position: usize, rows: usize) -> Vec<Vec<bool>> {
     let pages = cache.pages();
-    let unit = Unit { kernels, pages, phase: None, layer: 0, head: 0, position, rows, group: GROUP, width: WIDTH };
+    let unit = Unit {
+        kernels,
+        pages,
+        phase: None,
+        layer: 0,
+        head: 0,
+        position,
+        rows,
+        group: GROUP,
+        width: WIDTH,
+        window: None,
+        cap: None,
+    };
     let mut queries = Queries::default();
     for query in floats((position + rows) * GROUP * WIDTH, 2)[position * GROUP * WIDTH..].chunks_exact(WIDTH) {
         queries.floats.extend_from_slice(query);

@@ -1,21 +1,13 @@
 use super::*;
-use crate::arch::config::Block;
+use crate::arch::describe;
+use crate::fixture::tiny_llama;
+use crate::gguf::file::GgufFile;
 
 /// A model with so many key/value heads, two queries each.
 fn config(n_head_kv: usize) -> Config {
-    Config {
-        n_vocab: 80,
-        n_embd: 64,
-        n_layer: 1,
-        n_head: 2 * n_head_kv,
-        n_head_kv,
-        head_dim: 16,
-        n_ff: 96,
-        n_ctx_train: 4096,
-        rms_eps: 1e-5,
-        ropes: Vec::new(),
-        blocks: vec![Block { rope: None }],
-    }
+    let file = tiny_llama().file();
+    let config = describe(&GgufFile::open(file.path()).unwrap()).unwrap().config;
+    Config { n_head: 2 * n_head_kv, n_head_kv, ..config }
 }
 
 /// Rows of one sequence.
@@ -26,7 +18,7 @@ fn rows(positions: Range<usize>, sequence: usize) -> impl Iterator<Item = Row> {
 #[test]
 fn units_stay_in_one_block_of_one_sequence() {
     let rows: Vec<Row> = rows(60..70, 0).chain(rows(70..72, 1)).collect();
-    let plan = AttentionPlan::new(&config(1), &rows, true, 1);
+    let plan = AttentionPlan::new(&config(1), &rows, None, true, 1);
     assert_eq!(plan.units, [0..4, 4..10, 10..12]);
 }
 
@@ -35,7 +27,7 @@ fn units_have_up_to_256_queries_where_not_all_look_at_a_block() {
     let rows: Vec<Row> = rows(0..512, 0).collect();
     for (n_head, dense, most) in [(2, true, 32), (2, false, 64), (16, true, 4), (16, false, 16)] {
         let config = Config { n_head, ..config(1) };
-        let AttentionPlan { units, split, .. } = AttentionPlan::new(&config, &rows, dense, 1);
+        let AttentionPlan { units, split, .. } = AttentionPlan::new(&config, &rows, None, dense, 1);
         assert!(units.iter().map(ExactSizeIterator::len).all(|rows| rows == most) && split.is_none());
     }
 }
@@ -47,7 +39,7 @@ fn every_segment_is_attended_to_once_and_has_its_own_results() {
             for workers in 2..10 {
                 let config = config(heads);
                 let rows: Vec<Row> = rows(first..first + count, 0).collect();
-                let AttentionPlan { units, split, .. } = AttentionPlan::new(&config, &rows, true, workers);
+                let AttentionPlan { units, split, .. } = AttentionPlan::new(&config, &rows, None, true, workers);
                 let Some(split) = split else { continue };
                 let mut seen = Vec::new();
                 let mut results = vec![0; split.states.len()];
@@ -75,7 +67,7 @@ fn every_segment_is_attended_to_once_and_has_its_own_results() {
 #[test]
 fn workers_get_equal_shares_of_three_heads() {
     let rows: Vec<Row> = rows(500..504, 0).collect();
-    let split = AttentionPlan::new(&config(3), &rows, true, 2).split.unwrap();
+    let split = AttentionPlan::new(&config(3), &rows, None, true, 2).split.unwrap();
     let blocks = |worker: usize| -> usize {
         let parts = split.parts.iter().filter(|part| part.worker == worker);
         parts.flat_map(|part| part.segments.clone()).map(|segment| Unit::segment_blocks(segment).len()).sum()

@@ -9,7 +9,9 @@ use crate::kernels::tests::Random;
 fn the_softmax_has_the_bits_of_the_specification() {
     let mut random = Random::new(11);
     for valid in [0, 1, 2, 15, 16, 17, 61, 63, 64] {
-        for (count, group) in [(1, 1), (3, 3), (7, 3), (20, 4), (33, 8)] {
+        for (count, group, gone) in
+            [(1, 1, -64), (3, 3, 0), (7, 3, 1), (20, 4, 15), (33, 8, -2), (33, 8, 62), (4, 1, 80)]
+        {
             // Up to 200 apart, so that some weigh nothing.
             let scores: Vec<f32> = (0..count * 64).map(|_| random.float() * 100.0).collect();
             let inverses: Vec<f32> = (0..64).map(|_| random.float() + 1.0).collect();
@@ -30,7 +32,7 @@ fn the_softmax_has_the_bits_of_the_specification() {
                     rows: &rows,
                     scores: &mut scores,
                     inverses: &inverses,
-                    mask: CausalMask { valid, group },
+                    mask: CausalMask { valid, gone, group },
                     states: &mut states,
                     steps: &mut steps,
                     weights: &mut weights,
@@ -41,7 +43,7 @@ fn the_softmax_has_the_bits_of_the_specification() {
             };
             for kernels in Kernels::available() {
                 let got = run(&kernels);
-                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid} {count} {group}");
+                assert_eq!(got, run(&Kernels::scalar()), "{kernels:?} {valid} {count} {group} {gone}");
                 let (weights, numbers) = got;
                 for (row, weights) in weights.chunks(64).enumerate() {
                     if !rows.contains(&row) {
@@ -50,7 +52,9 @@ fn the_softmax_has_the_bits_of_the_specification() {
                     }
                     let seen = (valid + row / group).min(64);
                     assert!(weights[seen..].iter().all(|&weight| weight == 0));
-                    assert_eq!(weights.iter().max(), Some(&if seen > 0 { ONE as i16 } else { 0 }));
+                    let gone = (gone + (row / group) as isize).clamp(0, 64) as usize;
+                    assert!(weights[..gone].iter().all(|&weight| weight == 0));
+                    assert_eq!(weights.iter().max(), Some(&if seen > gone { ONE as i16 } else { 0 }));
                 }
                 assert!(numbers.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
             }

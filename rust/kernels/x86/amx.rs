@@ -28,7 +28,8 @@ use stream::matmul_stream;
 use unit::Quants;
 
 pub use crate::kernels::x86::avx512::{
-    drop_low_rows, fixed_matmul, merge, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
+    cap_rows, cap_values, drop_low_rows, fixed_matmul, geglu, merge, quantize, rms_norm, rope, scale, screen,
+    softmax_rows, swiglu, to_fixed,
 };
 
 /// Rows of a tile register.

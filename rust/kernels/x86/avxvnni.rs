@@ -1,7 +1,8 @@
 //! AVX-VNNI: AVX2 with four products a lane in one instruction, for CPUs that have it but not AVX-512.
 
 pub use crate::kernels::x86::avx2::{
-    drop_low_rows, fixed_matmul, merge, quantize, rms_norm, rope, scale, screen, softmax_rows, swiglu, to_fixed,
+    cap_rows, cap_values, drop_low_rows, fixed_matmul, geglu, merge, quantize, rms_norm, rope, scale, screen,
+    softmax_rows, swiglu, to_fixed,
 };
 
 use crate::kernels::layout::{Rows, Tiles, TILE};

@@ -350,6 +350,7 @@ class Tokenizer:
         self.add_bos: bool = settings.get("add_bos", False)
         self.chat_template: str | None = settings.get("chat_template")
         self._control = set(settings.get("control", [0, 1] if default else []))
+        self._unused = set(settings.get("unused", []))
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
@@ -380,7 +381,7 @@ class Tokenizer:
         return id in self._control
 
     def is_padding(self, id: int) -> bool:  # noqa: A002
-        return self._vocab[id] is None
+        return self._vocab[id] is None or id in self._unused
 
     def stream(self, *, continuing: bool = False) -> TextStream:
         del continuing  # no first space here

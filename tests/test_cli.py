@@ -10,7 +10,7 @@ import string
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ import specrs
 from specrs import cli
 from specrs.cli import display
 from specrs.cli.demo import DEMO_PROMPT
+from specrs.models import MODELS
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -269,6 +270,23 @@ def test_inspect(toy: Path, run: Run) -> None:
         "Kernels: toy, 1 threads",
     ):
         assert line in ran.out.splitlines()
+
+
+def test_inspect_tells_the_licence_of_a_known_model(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Licence" not in run("inspect", toy).out
+    size = fake_engine.GgufFile(toy).size
+    known = replace(MODELS["gemma3-270m"], filename=toy.name, size=size)
+    monkeypatch.setitem(MODELS, "gemma3-270m", known)
+    line = "Licence: Gemma Terms of Use, https://ai.google.dev/gemma/terms"
+    assert run("inspect", toy).out.splitlines()[1] == line
+
+
+def test_the_help_of_pull_tells_names_and_licences() -> None:
+    out = " ".join(process("pull", "--help").communicate()[0].split())
+    assert "smollm2-135m (licence: Apache-2.0); gemma3-270m (licence: Gemma Terms of Use" in out
+    assert "hf:owner/repo:Q4_K_M" in out
 
 
 def test_long_metadata_is_shortened() -> None:

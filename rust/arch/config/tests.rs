@@ -72,7 +72,6 @@ fn refusals_name_their_reason() {
         ("llama.context_length", Value::I32(-1), "`llama.context_length` must be an integer that is not negative"),
         ("llama.attention.head_count_kv", Value::U32(3), "4 query heads cannot share 3"),
         ("llama.attention.head_count_kv", eq_heads(vec![2, 1]), "differs between blocks"),
-        ("llama.attention.head_count_kv", eq_heads(vec![]), "differs between blocks"),
         ("llama.attention.head_count", Value::U32(6), "6 heads do not divide the width 64"),
         ("llama.attention.layer_norm_rms_epsilon", Value::F32(f32::NAN), "above 0 but is NaN"),
         ("llama.rope.dimension_count", Value::U32(7), "must be even and at most 16"),

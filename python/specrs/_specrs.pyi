@@ -57,6 +57,9 @@ class Plan:
         """Resident bytes of the weights."""
     @property
     def cache_bytes_per_token(self) -> int: ...
+    @property
+    def notes(self) -> list[str]:
+        """What the file says and cannot be followed, a sentence each."""
 
 @final
 class Model:

@@ -127,10 +127,10 @@ impl PyGgufFile {
         Ok(py.detach(|| -> Result<PyPlan> {
             let options = Options { n_ctx, threads, device: "cpu" };
             let Checked { description, n_ctx, threads, .. } = options.check(&self.0)?;
-            codec::Tokenizer::from_gguf(&self.0)?;
+            let notes = codec::Tokenizer::from_gguf(&self.0)?.notes().to_vec();
             let MemoryNeeds { weight_bytes, cache_bytes_per_token } = CpuModel::memory(&description);
             let kernels = Kernels::detect()?.name();
-            Ok(PyPlan { n_ctx, threads, kernels, weight_bytes, cache_bytes_per_token })
+            Ok(PyPlan { n_ctx, threads, kernels, weight_bytes, cache_bytes_per_token, notes })
         })?)
     }
 
@@ -150,6 +150,8 @@ struct PyPlan {
     kernels: &'static str,
     weight_bytes: usize,
     cache_bytes_per_token: usize,
+    /// What the file says and cannot be followed, a sentence each.
+    notes: Vec<String>,
 }
 
 /// The argument called `name`, a count.

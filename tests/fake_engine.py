@@ -140,6 +140,7 @@ class Model:
         self.weight_bytes = 1000
         self.n_ctx_train = self.n_ctx
         self.passes = (0, 0)
+        self.windows: list[int | None] = [None]
         self.cache_bytes_per_token = 8
         self.notes: list[str] = settings.get("notes", [])
         self.tokenizer = Tokenizer(self)

@@ -22,7 +22,6 @@ from rounded import RoundedReference
 from specrs._specrs import GgufError, Model
 from tensors import EMBEDDING
 from test_logits import (
-    TOKENS,
     candle_allowed,
     check_candle,
     check_long,

@@ -108,6 +108,9 @@ class Model:
         changes the speed, never a bit. (0, 0) on the candle engine.
         """
     @property
+    def windows(self) -> list[int | None]:
+        """How many positions a query sees in each layer, its own included; None is all."""
+    @property
     def cache_bytes_per_token(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...

@@ -94,11 +94,13 @@ def check(path: Path, model: Model) -> None:
 
 
 @cache
-def long_logits(path: Path) -> tuple[Array, Array]:
-    """Compute the exact and the rounded logits of the long prompt."""
+def long_logits(path: Path) -> tuple[Array, float]:
+    """Compute the exact logits of the long prompt, and by how much an engine may miss them."""
     oracle = Reference(path, np.float64)
     tokens = prompt(n_vocab_of(oracle))
-    return oracle.logits(tokens), RoundedReference(path, np.float64).logits(tokens)
+    exact, rounded = oracle.logits(tokens), RoundedReference(path, np.float64).logits(tokens)
+    on_cpu = INDEPENDENT * rms(rounded - exact)
+    return exact, max(on_cpu, candle_allowed(path, exact, tokens))
 
 
 def test_every_model_has_facts() -> None:
@@ -110,10 +112,10 @@ def test_every_fact_counts_in_long_sequences(
     tiny: Callable[..., Path], model: str, fact: str
 ) -> None:
     path = tiny(**FAMILY_MODELS[model])
-    exact, rounded = long_logits(path)
+    exact, allowed = long_logits(path)
     oracle = switched_off(Reference(path, np.float64), FACTS[model][fact])
     wrong = oracle.logits(prompt(n_vocab_of(oracle)))
-    assert rms(wrong - exact) > COUNTS * INDEPENDENT * rms(rounded - exact)
+    assert rms(wrong - exact) > COUNTS * allowed
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
@@ -208,21 +210,10 @@ def test_a_window_has_as_many_positions_as_it_says(
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-@pytest.mark.parametrize("family", MAIN)
-def test_candle_agrees_with_the_oracle(tiny: Callable[..., Path], family: str, quant: str) -> None:
-    path = tiny(quant=quant, **FAMILY_MODELS[family])
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_candle_agrees_with_the_oracle(tiny: Callable[..., Path], name: str, quant: str) -> None:
+    path = tiny(quant=quant, **FAMILY_MODELS[name])
     check_candle(path, prompt(n_vocab_of(Reference(path))))
-
-
-def test_every_fact_counts_for_candle(tiny: Callable[..., Path]) -> None:
-    for family in MAIN:
-        path = tiny(**FAMILY_MODELS[family])
-        tokens = prompt(n_vocab_of(Reference(path)))
-        exact = Reference(path, np.float64).logits(tokens)
-        allowed = candle_allowed(path, exact, tokens)
-        for switch in FACTS[family].values():
-            wrong = switched_off(Reference(path, np.float64), switch).logits(tokens)
-            assert rms(wrong - exact) > COUNTS * allowed
 
 
 @pytest.mark.parametrize("family", MAIN)

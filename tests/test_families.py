@@ -100,7 +100,7 @@ def long_logits(path: Path) -> tuple[Array, float]:
     tokens = prompt(n_vocab_of(oracle))
     exact, rounded = oracle.logits(tokens), RoundedReference(path, np.float64).logits(tokens)
     on_cpu = INDEPENDENT * rms(rounded - exact)
-    return exact, max(on_cpu, candle_allowed(path, exact, tokens))
+    return exact, max(float(on_cpu), candle_allowed(path, exact, tokens))
 
 
 def test_every_model_has_facts() -> None:

@@ -262,7 +262,7 @@ class Session:
         holder: int = 0,
     ) -> npt.NDArray[np.float32]:
         assert attention is None, "the toy looks at everything"
-        rows = self.forward_last(tokens, positions, holder=holder)
+        rows = self.forward_last(tokens, max(positions, 1), holder=holder)[:positions]
         if progress is not None:
             progress(len(tokens), len(tokens))
         return rows

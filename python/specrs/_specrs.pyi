@@ -224,7 +224,7 @@ class Session:
             tokens: The ids.
             attention: What they look at: "dense" or None for everything, "auto", or a pattern of
                 `specrs.attention`; ValueError if this device cannot run it.
-            positions: How many of the last positions need logits.
+            positions: How many of the last positions need logits; 0 for none.
             progress: Called as `progress(done, total)` after every piece of the prompt; an
                 exception that it raises cancels the call and leaves the session as it was.
             prompt_length: Positions of the session when the prompt is complete; None if it is after

@@ -72,15 +72,13 @@ def most_rows_error(oracle: Reference, logits: Forward) -> float:
     return float(np.median(np.concatenate(rows)))
 
 
-def check_long(
-    path: Path,
-    logits: npt.NDArray[np.float32],
-    tokens: list[int],
-    allowed: float = NOT_SHARED,
-    n_ctx: int | None = None,
-) -> None:
-    exact = Reference(path, np.float64, n_ctx).logits(tokens)
-    rounded = RoundedReference(path, np.float64, n_ctx).logits(tokens)
+def check_long(path: Path, logits: npt.NDArray[np.float32], tokens: list[int]) -> None:
+    exact = Reference(path, np.float64).logits(tokens)
+    check_rows(logits, exact, RoundedReference(path, np.float64).logits(tokens), NOT_SHARED)
+
+
+def check_rows(logits: Array, exact: Array, rounded: Array, allowed: float) -> None:
+    """Fail if all rows together differ from `rounded` by more than `allowed` of its own error."""
     assert logits.shape == exact.shape
     assert logits.std() > 1, "the test model says nothing"
     assert rms(logits - rounded) <= allowed * rms(rounded - exact)

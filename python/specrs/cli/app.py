@@ -62,7 +62,7 @@ def main() -> None:
         # Without the "[Errno 2]" of str(error).
         known = error.filename is not None and error.strerror is not None
         code = _mistake(f"{error.filename}: {error.strerror}" if known else str(error))
-    except (NotImplementedError, ValueError) as error:
+    except (MemoryError, NotImplementedError, ValueError) as error:
         code = _mistake(str(error))
     except Exception as error:
         # Every usage error of the parser can word itself; anything else is a fault of ours.

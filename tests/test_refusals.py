@@ -44,8 +44,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "keys of 16 and values of 32",
     ),
     "window period": (
-        {"metadata": {"llama.attention.sliding_window_pattern": 3}},
-        "sliding_window_pattern` is 3.*from 1 to the 2 blocks",
+        {"architecture": "gemma3", "keys": {"attention.sliding_window_pattern": 3}},
+        "sliding_window_pattern` must be from 1 to the 2 blocks.*is 3",
     ),
     "scaled weights": ({"extra_tensors": ("blk.0.attn_q.scale",)}, "NVFP4 or FP8.*take.*Q4_K_M"),
     "scaled inputs": ({"extra_tensors": ("blk.0.attn_q.input_scale",)}, "NVFP4 or FP8"),

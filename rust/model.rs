@@ -28,6 +28,8 @@ pub struct Checked<'a> {
     pub n_ctx: usize,
     /// Worker threads.
     pub threads: usize,
+    /// What a user may want to know of how the model will run.
+    pub notes: Vec<String>,
 }
 
 impl<'a> Options<'a> {
@@ -58,8 +60,8 @@ impl<'a> Options<'a> {
                 "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
             )));
         }
-        description.config.settle(n_ctx);
-        Ok(Checked { description, device: self.device, n_ctx, threads })
+        let notes = description.config.settle(n_ctx);
+        Ok(Checked { description, device: self.device, n_ctx, threads, notes })
     }
 }
 
@@ -80,7 +82,7 @@ impl Model {
     /// [`Error::Memory`] if there is no memory for the weights, [`Error::Gguf`] if the device lacks the type of a tensor,
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(checked: Checked<'_>, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let Checked { description, device, n_ctx, threads } = checked;
+        let Checked { description, device, n_ctx, threads, .. } = checked;
         let engine = Engine::load(description, device, threads, poll)?;
         let mut identity = engine.identity().clone();
         engine.config().identify(&mut identity);

@@ -114,7 +114,7 @@ class Model:
     Settings of the file: `vocab`, a list of token strings ("hex:f09f" is a token of raw bytes, None
     is padding); `n_vocab`, rows of logits, if more; `n_ctx`; `order`; `seed`; `script`, ids to say
     one after the other whatever came before, by their place in the sequence; `bos`, `eos`,
-    `end_ids`, `add_bos`, `control`, `chat_template`.
+    `end_ids`, `add_bos`, `control`, `chat_template`, `notes`.
     """
 
     def __init__(
@@ -140,7 +140,9 @@ class Model:
         self.weight_bytes = 1000
         self.n_ctx_train = self.n_ctx
         self.passes = (0, 0)
+        self.windows: list[int | None] = [None]
         self.cache_bytes_per_token = 8
+        self.notes: list[str] = settings.get("notes", [])
         self.tokenizer = Tokenizer(self)
         self.forwards = 0
 

@@ -125,10 +125,10 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "keys": {"attention.sliding_window": 5, "final_logit_softcapping": 5.0},
     },
     "gemma3": {
-        "n_layer": 8,
-        "n_head": 3,
+        "n_layer": 7,
+        "n_head": 4,
         "n_head_kv": 1,
-        "head_dim": 128,
+        "head_dim": 40,
         "tied": True,
         "gains": _GEMMA_GAINS | {"attn_q_norm": 2.0},
         "keys": {

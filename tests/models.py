@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,6 +141,21 @@ def write_model(path: Path, **options: Any) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if spec.split else path
+
+
+def model_hash(path: Path) -> str:
+    """Hash what a decoder reads of a file: tensors and architecture, in whatever order."""
+    reader = gguf.GGUFReader(path)
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    architecture = f"{fields['general.architecture']}."
+    digest = hashlib.sha256()
+    for key in sorted(key for key in fields if key.startswith(architecture)):
+        digest.update(json.dumps([key, fields[key]]).encode())
+    for tensor in sorted(reader.tensors, key=lambda tensor: str(tensor.name)):
+        description = [tensor.name, tensor.tensor_type.name, tensor.shape.tolist()]
+        digest.update(json.dumps(description).encode())
+        digest.update(tensor.data.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _write_config(writer: gguf.GGUFWriter, spec: ModelSpec, n_vocab: int) -> None:

@@ -282,6 +282,12 @@ def test_inspect(toy: Path, run: Run) -> None:
         "Kernels: toy, 1 threads",
     ):
         assert line in ran.out.splitlines()
+    assert "Notes" not in ran.out
+
+
+def test_inspect_tells_what_cannot_be_followed(toy: Path, run: Run) -> None:
+    noted = fake_engine.write_toy(toy.with_name("noted.gguf"), notes=["no token 7", "no token 8"])
+    assert "\nNotes\n  no token 7\n  no token 8\n" in run("inspect", noted).out
 
 
 def test_inspect_tells_the_licence_of_a_known_model(

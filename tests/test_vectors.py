@@ -12,6 +12,7 @@ import pytest
 
 import vectors
 from bits import in_pieces
+from models import model_hash
 from specrs._specrs import Model
 
 COMMITTED: dict[str, dict[str, Any]] = json.loads(vectors.FILE.read_text())
@@ -25,7 +26,7 @@ def test_every_model_has_a_vector() -> None:
 def test_logits_have_the_committed_bits(tiny: Callable[..., Path], threads: int, name: str) -> None:
     committed = COMMITTED[name]
     path = tiny(**vectors.options(name))
-    assert vectors.model_hash(path) == committed["model"], "it is the test's model that changed"
+    assert model_hash(path) == committed["model"], "it is the test's model that changed"
     model = Model(path, threads=threads)
     tokens = vectors.prompt(model.n_vocab)
     wanted = {key: committed[key] for key in ("logits", "first", "last")}
@@ -51,6 +52,6 @@ def test_the_hash_of_a_model_sees_weights_and_architecture(tiny: Callable[..., P
     options = vectors.options("Q4_0")
     others: list[dict[str, Any]] = [{"seed": 1}, {"rms_eps": 0.02}, {"tied": True}]
     paths = [tiny(**options), *(tiny(**options, **other) for other in others)]
-    assert len({vectors.model_hash(path) for path in paths}) == 4
+    assert len({model_hash(path) for path in paths}) == 4
     # Not what the tokenizer says, nor the order of the file.
-    assert vectors.model_hash(tiny(**options, chat_template=None)) == vectors.model_hash(paths[0])
+    assert model_hash(tiny(**options, chat_template=None)) == model_hash(paths[0])

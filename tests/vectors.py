@@ -21,13 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from blocks import QUANT_TYPES, Random
 from family_models import FAMILY_MODELS, MAIN, QUANTS
-from models import write_model
+from models import model_hash, write_model
 from specrs._specrs import Model
 from tensors import EMBEDDING, OUTPUT, Block
 
@@ -81,21 +80,6 @@ def prompt(n_vocab: int) -> list[int]:
     """Give the ids of the long prompt, which begins with the short one."""
     ids: list[int] = (Random(0, "prompt").bytes(2 * ROWS).view("<u2") % n_vocab).tolist()
     return ids
-
-
-def model_hash(path: Path) -> str:
-    """Hash what a decoder reads of a file: tensors and architecture, in whatever order."""
-    reader = gguf.GGUFReader(path)
-    fields = {key: field.contents() for key, field in reader.fields.items()}
-    architecture = f"{fields['general.architecture']}."
-    digest = hashlib.sha256()
-    for key in sorted(key for key in fields if key.startswith(architecture)):
-        digest.update(json.dumps([key, fields[key]]).encode())
-    for tensor in sorted(reader.tensors, key=lambda tensor: str(tensor.name)):
-        description = [tensor.name, tensor.tensor_type.name, tensor.shape.tolist()]
-        digest.update(json.dumps(description).encode())
-        digest.update(tensor.data.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def vector(logits: npt.NDArray[np.float32]) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class Plan:
         """Resident bytes of the weights."""
     @property
     def cache_bytes_per_token(self) -> int: ...
+    @property
+    def notes(self) -> list[str]:
+        """What the file says and cannot be followed, a sentence each."""
 
 @final
 class Model:
@@ -104,6 +107,9 @@ class Model:
         That happens while other processes hold the cores, or where the system refuses threads; it
         changes the speed, never a bit. (0, 0) on the candle engine.
         """
+    @property
+    def windows(self) -> list[int | None]:
+        """How many positions a query sees in each layer, its own included; None is all."""
     @property
     def cache_bytes_per_token(self) -> int: ...
     @property

@@ -104,6 +104,7 @@ class Llama:
         self.kernels = self._model.kernels
         self.weight_bytes = self._model.weight_bytes
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
+        self.windows = self._model.windows
         self._cost = MeasuredCost()  # of forwards, learned by all generations together
 
     @property

@@ -54,6 +54,10 @@ def inspect(
         checked_positive(option, value)
     plan = header.plan(n_ctx=n_ctx, threads=threads)
     cache = plan.cache_bytes_per_token * plan.n_ctx
+    if plan.notes:
+        print("\nNotes")
+        for note in plan.notes:
+            print(f"  {note}")
     print("\nMemory")
     print(f"  weights           {readable_bytes(plan.weight_bytes):>10}")
     print(f"  KV cache, at most {readable_bytes(cache):>10}  ({plan.n_ctx:,} positions)")

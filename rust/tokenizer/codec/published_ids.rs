@@ -37,8 +37,9 @@ fn check_published_ids(path: &Path) -> usize {
 #[test]
 fn ids_are_the_published_ones() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-    assert_eq!(check_published_ids(&folder.join("llama-spm.gguf")), 46);
-    assert_eq!(check_published_ids(&folder.join("llama-bpe.gguf")), 46);
+    for name in ["gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "refact"] {
+        assert_eq!(check_published_ids(&folder.join(name).with_extension("gguf")), 46, "{name}");
+    }
     assert_eq!(check_published_ids(&folder.join("smollm2.gguf")), 60);
 }
 

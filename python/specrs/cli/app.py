@@ -19,7 +19,7 @@ from .generate import generate
 from .measure import bench, sparse_check
 
 app = typer.Typer(
-    help="Run quantised Llama models on this CPU, with lossless speculative decoding.",
+    help="Run quantised models on this CPU, with lossless speculative decoding.",
     add_completion=False,
     # rich would take longer to load than all the rest of --help.
     rich_markup_mode=None,
@@ -32,7 +32,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Run quantised Llama models on this CPU, with lossless speculative decoding."""
+    """Run quantised models on this CPU, with lossless speculative decoding."""
     if version:
         print(specrs.__version__)
     elif context.invoked_subcommand is None:

@@ -70,7 +70,7 @@ class Model:
         threads: CPU threads of a forward; None is the physical cores this process may use.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
-    Raises OSError, GgufError, or ValueError for an argument out of range.
+    Raises OSError, GgufError, MemoryError, or ValueError for an argument out of range.
     """
 
     def __new__(

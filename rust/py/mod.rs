@@ -19,6 +19,7 @@ use crate::model::{self, Checked, Options};
 use crate::saved;
 use crate::session;
 use crate::tokenizer::codec;
+use crate::workers::background::in_background;
 use attention::{pattern, PyPattern};
 use convert::{metadata_dict, ContextOverflow, Count, GgufError};
 use forward_many::{forward_many, Choose};
@@ -181,10 +182,12 @@ impl PyModel {
         let (n_ctx, threads) = (count(n_ctx, "n_ctx")?, count(threads, "threads")?);
         let options = Options { n_ctx, threads, device };
         interruptible(py, |poll| {
-            let file = GgufFile::open(&path)?;
+            let file = Arc::new(GgufFile::open(&path)?);
             // What can be refused is refused before the weights are read.
             let checked = options.check(&file)?;
-            let tokenizer = codec::Tokenizer::from_gguf(&file)?;
+            // A vocabulary of 262,144 tokens takes a quarter of a second.
+            let reading = file.clone();
+            let tokenizer = in_background(move || codec::Tokenizer::from_gguf(&reading), poll)?;
             let model = model::Model::load(checked, poll)?;
             Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
         })

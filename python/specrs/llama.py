@@ -24,12 +24,12 @@ from .attention.choice import check as check_attention
 from .chat.format import ChatFormat
 from .chat.template import Message
 from .completion import Completion, Stream
-from .decoding.generate import steps
 from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
 from .models import MODELS
 from .sampling import Sampling
+from .serving.texts import ManyTexts
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
 from .speculation.drafters import Drafter
@@ -63,7 +63,7 @@ class Options(TypedDict, total=False):
     trace: bool
 
 
-class Llama:
+class Llama(ManyTexts):
     """A model from a GGUF file; one object serves any number of threads.
 
     Args:
@@ -297,12 +297,12 @@ class Llama:
             logprobs=logprobs,
         )
         return Stream(
-            steps(session, generation),
+            session,
+            generation,
             writer,
             stats=Stats(len(ids), seed=sampling.seed if sampling.temperature > 0 else None),
             trace=Trace(ids) if checked_bool("trace", trace) else None,
             finish_reason="length" if nothing_to_do else None,
-            has_logprobs=logprobs is not None,
         )
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:

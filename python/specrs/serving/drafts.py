@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from ..decoding.step import Proposal
 from ..speculation.adaptive import Acceptance, Source, class_of
 from ..speculation.costs import ForwardCost
-from ..speculation.drafters import Draft
+from ..speculation.drafters import Draft, Drafter
 from ..speculation.length import Outcome
+from ..speculation.propose import checked_draft, how_many, kept, members_of, proposal_of
 from .sequence import Sequence
 
 LOSS = 0.1
@@ -82,24 +85,74 @@ class Drafts:
         """Give the drafts to verify, or what went wrong, of the sequences that are `asking`."""
         self._rows = max(1, sum(not s.prefilling for s in running))
         shared: list[tuple[Sequence, Draft, list[float]]] = []
-        for sequence in asking:
-            proposal = sequence.asked
-            assert proposal is not None
-            try:
-                draft = self._asked(proposal)
-            except Exception as error:
-                yield sequence, error
-                continue
-            if draft and isinstance(proposal.length, SharedLength):
+        fixed = 0  # rows of drafts that are not to choose from
+        for sequence, draft in self._proposals(asking).items():
+            length = sequence.asked.length if sequence.asked is not None else None
+            if isinstance(draft, Draft) and draft and isinstance(length, SharedLength):
                 source = draft.drafter, class_of(draft.matched)
-                rates = proposal.length.acceptance(source).gains(len(draft))
-                shared.append((sequence, draft, rates))
+                shared.append((sequence, draft, length.acceptance(source).gains(len(draft))))
             else:
+                fixed += 0 if isinstance(draft, Exception) else len(draft)
                 yield sequence, draft
-        kept = self._chosen([gains for _, _, gains in shared], self._rows)
-        for (sequence, draft, _), count in zip(shared, kept, strict=True):
+        counts = self._chosen([gains for _, _, gains in shared], self._rows + fixed)
+        for (sequence, draft, _), count in zip(shared, counts, strict=True):
             del draft[count:]
             yield sequence, draft
+
+    def _proposals(self, asking: list[Sequence]) -> dict[Sequence, Draft | Exception]:
+        """Ask everybody's drafter; of chains each member until one has a draft."""
+        found: dict[Sequence, Draft | Exception] = {sequence: Draft() for sequence in asking}
+        open_ = [(s, s.asked, members_of(s.asked.drafter)) for s in asking if s.asked is not None]
+        turn = 0
+        while open_:
+            together: dict[object, list[Asked]] = {}
+            for sequence, proposal, members in open_:
+                member = members[turn]
+                try:
+                    k = how_many(member, proposal.length, proposal.room)
+                except Exception as error:
+                    found[sequence] = error
+                    continue
+                if k:
+                    one = Asked(sequence, proposal, member, k)
+                    # Drafters that propose for many do so for all generations of one origin.
+                    many = hasattr(member, "propose_many")
+                    group = getattr(member, "origin", member) if many else one
+                    together.setdefault(id(group), []).append(one)
+            for group in together.values():
+                found.update(self._group(group))
+            turn += 1
+            open_ = [o for o in open_ if found[o[0]] == [] and turn < len(o[2])]
+        return found
+
+    def _group(self, group: list[Asked]) -> dict[Sequence, Draft | Exception]:
+        """Ask a drafter for all its generations."""
+        started = perf_counter()
+        drafts: dict[Sequence, Draft | Exception] = {}
+        proposals = None
+        alone = self._rows == len(group) == 1
+        if not alone and hasattr(group[0].member, "propose_many"):
+            proposals = _together(group)
+        for i, one in enumerate(group):
+            wanted = one.proposal
+            try:
+                if proposals is None:
+                    draft = proposal_of(one.member, wanted.history, one.k, wanted.n_vocab)
+                else:
+                    draft = checked_draft(one.member, proposals[i], one.k, wanted.n_vocab)
+                drafts[one.sequence] = kept(wanted.length, draft)
+            except Exception as error:
+                drafts[one.sequence] = error
+        count = sum(len(draft) for draft in drafts.values() if isinstance(draft, Draft))
+        if count:
+            self._note(type(group[0].member).__name__, (perf_counter() - started) / count)
+        return drafts
+
+    def _note(self, drafter: str, seconds: float) -> None:
+        """Follow what a drafted token costs."""
+        known = self._draft_costs.get(drafter, seconds)
+        # A drafter that has to take in a long text first is slow once.
+        self._draft_costs[drafter] = known + 0.1 * (min(seconds, 2 * known) - known)
 
     def most(self, policy: SharedLength, drafter: str) -> int:
         """Return how much to ask of a drafter: all it has where that costs next to nothing."""
@@ -109,32 +162,24 @@ class Drafts:
         if per_token < 0.01 * self._cost(1):
             return policy.max_length
         gains = policy.acceptance((drafter, 0)).gains(policy.max_length)
-        plain, rate = self._cost(self._rows), self._rate(self._rows)
-        return max(
+        rows = self._rows
+        plain, rate = self._cost(rows), self._rate(rows)
+        best = max(
             range(len(gains)),
-            key=lambda k: gains[k] - rate * (self._cost(self._rows + k) - plain + k * per_token),
+            key=lambda k: gains[k] - rate * (self._cost(rows + k) - plain + k * per_token),
         )
-
-    def _asked(self, proposal: Proposal) -> Draft:
-        started = perf_counter()
-        draft = proposal.ask()
-        if draft:
-            seconds = (perf_counter() - started) / len(draft)
-            known = self._draft_costs.get(draft.drafter, seconds)
-            # A drafter that has to take in a long text first is slow once.
-            self._draft_costs[draft.drafter] = known + 0.1 * (min(seconds, 2 * known) - known)
-        return draft
+        return best or self._trial(self._cost(rows + 1) - plain + per_token)
 
     def _rate(self, rows: int) -> float:
         """Tokens per second without drafts: what more time for drafts is measured by."""
         return rows / self._cost(rows)
 
     def _chosen(self, gains: list[list[float]], rows: int) -> list[int]:
-        """Return how many tokens of each draft to verify, beside `rows` rows of a pass.
+        """Return how many tokens of each draft to verify.
 
         Args:
             gains: For each draft, how many right tokens to expect of its first 0, 1, … tokens.
-            rows: Sequences that decode.
+            rows: Those that the pass has anyway.
         """
         if not gains:
             return []
@@ -157,15 +202,43 @@ class Drafts:
             value = expected - rate * plain * (slower - 1)
             if value > worth:
                 # Who has no draft, or a short one, is slowed down by those of others.
-                least = min(gains[i][counts[i]] for i in range(len(gains)))
-                alone = len(gains) == rows
-                if slower <= 1 + max(LOSS, least if alone else 0.0):
+                least = min(gained[n] for gained, n in zip(gains, counts, strict=True))
+                if slower <= 1 + max(LOSS, least if len(gains) >= self._rows else 0.0):
                     worth, best = value, counts.copy()
             elif chance * 40 < 1:
                 break
         if not any(best):
-            loss = self._cost(rows + 1) / plain - 1
-            if (self._explored + loss * plain) <= self._exploration * self._total:
-                self._explored += loss * plain
-                best[likely[0][2]] = 1
+            best[likely[0][2]] = self._trial(self._cost(rows + 1) - plain)
         return best
+
+    def _trial(self, loss: float) -> int:
+        """Return 1 where a token may be tried that does not seem to pay, else 0."""
+        if self._explored + loss > self._exploration * self._total:
+            return 0
+        self._explored += loss
+        return 1
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A drafter asked for up to `k` tokens of a sequence."""
+
+    sequence: Sequence
+    proposal: Proposal
+    member: Drafter
+    k: int
+
+
+def _together(group: list[Asked]) -> list[Any] | None:
+    """Return what a drafter proposes for several at once; None if it fails."""
+    first = group[0].member
+    origin: Any = getattr(first, "origin", first)
+    histories, ks = [one.proposal.history for one in group], [one.k for one in group]
+    lengths = [len(history) for history in histories]
+    drafters = [[one.member for one in group]] if hasattr(first, "origin") else []
+    try:
+        proposals = list(origin.propose_many(histories, ks, *drafters))
+    except Exception:
+        return None  # each alone will tell whose fault it was
+    intact = lengths == [len(history) for history in histories]
+    return proposals if intact and len(proposals) == len(group) else None

@@ -114,7 +114,7 @@ class Model:
     Settings of the file: `vocab`, a list of token strings ("hex:f09f" is a token of raw bytes, None
     is padding); `n_vocab`, rows of logits, if more; `n_ctx`; `order`; `seed`; `script`, ids to say
     one after the other whatever came before, by their place in the sequence; `bos`, `eos`,
-    `end_ids`, `add_bos`, `control`, `chat_template`.
+    `end_ids`, `add_bos`, `control`, `chat_template`, `notes`.
     """
 
     def __init__(
@@ -140,7 +140,9 @@ class Model:
         self.weight_bytes = 1000
         self.n_ctx_train = self.n_ctx
         self.passes = (0, 0)
+        self.windows: list[int | None] = [None]
         self.cache_bytes_per_token = 8
+        self.notes: list[str] = settings.get("notes", [])
         self.tokenizer = Tokenizer(self)
         self.forwards = 0
 
@@ -260,7 +262,7 @@ class Session:
         holder: int = 0,
     ) -> npt.NDArray[np.float32]:
         assert attention is None, "the toy looks at everything"
-        rows = self.forward_last(tokens, positions, holder=holder)
+        rows = self.forward_last(tokens, max(positions, 1), holder=holder)[:positions]
         if progress is not None:
             progress(len(tokens), len(tokens))
         return rows
@@ -350,6 +352,7 @@ class Tokenizer:
         self.add_bos: bool = settings.get("add_bos", False)
         self.chat_template: str | None = settings.get("chat_template")
         self._control = set(settings.get("control", [0, 1] if default else []))
+        self._unused = set(settings.get("unused", []))
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
@@ -380,7 +383,7 @@ class Tokenizer:
         return id in self._control
 
     def is_padding(self, id: int) -> bool:  # noqa: A002
-        return self._vocab[id] is None
+        return self._vocab[id] is None or id in self._unused
 
     def stream(self, *, continuing: bool = False) -> TextStream:
         del continuing  # no first space here

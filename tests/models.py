@@ -75,7 +75,7 @@ class ModelSpec:
     gains: Mapping[str, float] = field(default_factory=dict)  # over GAINS; norms are multiplied
     tied: bool = False  # no output.weight: the embedding serves
     copied: bool = False  # output.weight is a copy of the embedding
-    tokenizer: str | Path = "bpe"  # "bpe", "spm" or a GGUF file whose vocabulary is taken
+    tokenizer: str | Path | Vocabulary = "bpe"  # "bpe", "spm", or a GGUF file to take it from
     chat_template: str | None = CHAT_TEMPLATE
     architecture: str = "llama"
     keys: Mapping[str, Any] = field(default_factory=dict)  # more, without the architecture
@@ -112,7 +112,9 @@ class ModelSpec:
 
     def vocabulary(self) -> Vocabulary:
         """Build the tokenizer section, padded to the rows of the embedding."""
-        if isinstance(self.tokenizer, Path):
+        if isinstance(self.tokenizer, Vocabulary):
+            vocabulary = self.tokenizer
+        elif isinstance(self.tokenizer, Path):
             vocabulary = vocabulary_of(self.tokenizer)
         else:
             vocabulary = {"bpe": bpe, "spm": spm}[self.tokenizer]()

@@ -10,7 +10,7 @@ import string
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ import fake_engine
 import specrs
 from specrs import cli
 from specrs.cli import display
-from specrs.cli.demo import DEMO_PROMPT
+from specrs.cli.demo import DEMO_PROMPT, DEMO_RECORDS
+from specrs.models import MODELS
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -249,6 +250,18 @@ def test_errors_of_the_system_carry_no_number(
     assert run("pull", toy).err == "specrs: there.gguf: No such file or directory\n"
 
 
+def test_a_model_too_large_for_memory_is_a_mistake_of_one_line(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("there is no memory for the 8 bytes of the weights; close other programs")
+
+    monkeypatch.setattr(specrs, "Llama", fail)
+    ran = run("generate", toy, "-p", "x")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("specrs: there is no memory for the 8 bytes of the weights; close")
+
+
 def test_a_fault_of_ours_is_not_called_a_mistake(
     toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +282,29 @@ def test_inspect(toy: Path, run: Run) -> None:
         "Kernels: toy, 1 threads",
     ):
         assert line in ran.out.splitlines()
+    assert "Notes" not in ran.out
+
+
+def test_inspect_tells_what_cannot_be_followed(toy: Path, run: Run) -> None:
+    noted = fake_engine.write_toy(toy.with_name("noted.gguf"), notes=["no token 7", "no token 8"])
+    assert "\nNotes\n  no token 7\n  no token 8\n" in run("inspect", noted).out
+
+
+def test_inspect_tells_the_licence_of_a_known_model(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Licence" not in run("inspect", toy).out
+    size = fake_engine.GgufFile(toy).size
+    known = replace(MODELS["gemma3-270m"], filename=toy.name, size=size)
+    monkeypatch.setitem(MODELS, "gemma3-270m", known)
+    line = "Licence: Gemma Terms of Use, https://ai.google.dev/gemma/terms"
+    assert run("inspect", toy).out.splitlines()[1] == line
+
+
+def test_the_help_of_pull_tells_names_and_licences() -> None:
+    out = " ".join(process("pull", "--help").communicate()[0].split())
+    assert "smollm2-135m (licence: Apache-2.0); gemma3-270m (licence: Gemma Terms of Use" in out
+    assert "hf:owner/repo:Q4_K_M" in out
 
 
 def test_long_metadata_is_shortened() -> None:
@@ -292,6 +328,19 @@ def test_demo_shows_that_both_results_are_the_same(
     assert any(line.startswith("identical: yes (") for line in lines)
     assert any(line.startswith("speed-up: ") and line.endswith("x") for line in lines)
     assert "drafted accepted" in ran.out
+
+
+def test_demo_continues_text_with_a_model_that_does_not_chat(
+    tmp_path: Path, toy: Path, run: Run
+) -> None:
+    settings = json.loads(toy.read_text())
+    base = tmp_path / "base.gguf"
+    base.write_text(json.dumps(settings | {"chat_template": None}))
+    ran = run("demo", "--model", base, "--max-tokens", 60)
+    assert ran.code == 0
+    assert DEMO_RECORDS in ran.out
+    assert ran.out.count(specrs.Llama(base).generate(DEMO_RECORDS, max_tokens=60).text) == 2
+    assert "identical: yes (" in ran.out
 
 
 def test_demo_fails_if_the_results_differ(

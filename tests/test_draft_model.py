@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,42 @@ def test_padding_rows_may_differ(load: Loader, rows: int, target_rows: int) -> N
     assert out.stats.num_drafts > 0
 
 
+@pytest.mark.parametrize(
+    ("draft_settings", "target_settings"),
+    [
+        # As Qwen 2.5: the same tokens, then 151,936 rows in a small model, 152,064 in a large one.
+        (
+            {"vocab": [*WORDS, "[PAD60]"]},
+            {"vocab": [*WORDS, *(f"[PAD{i}]" for i in range(60, 70))]},
+        ),
+        ({"vocab": [*WORDS, "spare"], "unused": [60]}, {"vocab": WORDS, "n_vocab": 64}),
+        ({"vocab": [*WORDS, "a"], "unused": [60]}, {"vocab": [*WORDS, "b"], "unused": [60]}),
+        # One converter calls unused what another does not.
+        ({"vocab": WORDS, "unused": [50, 51]}, {"vocab": WORDS}),
+        ({"vocab": WORDS}, {"vocab": WORDS, "unused": [50, 51]}),
+    ],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_models_of_a_family_pair_up(
+    load: Loader, draft_settings: dict[str, Any], target_settings: dict[str, Any], swapped: bool
+) -> None:
+    settings = [draft_settings, target_settings]
+    draft, target = (load(order=2, **options) for options in settings[:: -1 if swapped else 1])
+    out = target.generate([5, 6, 7], max_tokens=25, drafter=DraftModel(draft))
+    assert out.tokens == target.generate([5, 6, 7], max_tokens=25).tokens
+    assert out.stats.num_drafts > 0
+
+
+def test_files_of_a_family_pair_up(tiny: Callable[..., Path], threads: int) -> None:
+    """The same vocabulary with 8 and with 40 rows of padding, read from files."""
+    small, large = (Llama(tiny(n_vocab=320 + 32 * i, seed=i), threads=threads) for i in (0, 1))
+    assert small.n_vocab != large.n_vocab
+    for draft, target in [(small, large), (large, small)]:
+        drafter = DraftModel(draft, num_draft_tokens=4)
+        plain = target.generate([5, 6, 7], max_tokens=20)
+        assert target.generate([5, 6, 7], max_tokens=20, drafter=drafter).tokens == plain.tokens
+
+
 def test_a_history_the_draft_cannot_read_gets_no_proposal(load: Loader) -> None:
     draft = load(vocab=WORDS)
     drafter = DraftModel(draft)
@@ -125,6 +162,8 @@ def test_a_history_the_draft_cannot_read_gets_no_proposal(load: Loader) -> None:
         ({"vocab": WORDS[:48]}, r"token 48 is only padding in the draft \(48 rows\) and 'w48'"),
         ({"vocab": [*WORDS[:7], "x", *WORDS[8:]]}, "token 7 is 'x' in the draft .* and 'w7'"),
         ({"vocab": [WORDS[1], WORDS[0], *WORDS[2:]]}, "token 0 is 'w1' in the draft .* and 'w0'"),
+        ({"vocab": [*WORDS, "[PAD61]"]}, r"token 60 is '\[PAD61\]' in the draft .* only padding"),
+        ({"vocab": [*WORDS[:7], "x", *WORDS[8:]], "unused": [7]}, "7 is only padding .* and 'w7'"),
         ({"vocab": [*WORDS, "extra"]}, "token 60 is 'extra' in the draft .* and only padding"),
         ({"vocab": WORDS, "eos": 3}, "eos token is 3 in the draft and None in the target"),
         ({"vocab": WORDS, "bos": 4}, "bos token is 4 in the draft and None in the target"),

@@ -49,6 +49,7 @@ PYTHON_ORDER = {
     ],
     "decoding": ["verify", "step", "loop", "generate", "stats", "trace", "replay", "__init__"],
     "chat": ["template", "format", "__init__"],
+    "models": ["known", "cache", "packages", "hub", "__init__"],
     "cli": [
         "display",
         "options",

@@ -31,7 +31,9 @@ def load(tiny: Callable[..., Path]) -> Load:
     return tokenizer
 
 
-@pytest.mark.parametrize("name", ["llama-spm", "llama-bpe", "smollm2"])
+@pytest.mark.parametrize(
+    "name", ["gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "refact", "smollm2"]
+)
 def test_ids_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     """The vocabulary goes through another writer first, into the file of a whole model."""
     vocabulary = DATA / f"{name}.gguf"

@@ -57,6 +57,9 @@ class Plan:
         """Resident bytes of the weights."""
     @property
     def cache_bytes_per_token(self) -> int: ...
+    @property
+    def notes(self) -> list[str]:
+        """What the file says and cannot be followed, a sentence each."""
 
 @final
 class Model:
@@ -67,7 +70,7 @@ class Model:
         threads: CPU threads of a forward; None is the physical cores this process may use.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
-    Raises OSError, GgufError, or ValueError for an argument out of range.
+    Raises OSError, GgufError, MemoryError, or ValueError for an argument out of range.
     """
 
     def __new__(
@@ -104,6 +107,9 @@ class Model:
         That happens while other processes hold the cores, or where the system refuses threads; it
         changes the speed, never a bit. (0, 0) on the candle engine.
         """
+    @property
+    def windows(self) -> list[int | None]:
+        """How many positions a query sees in each layer, its own included; None is all."""
     @property
     def cache_bytes_per_token(self) -> int: ...
     @property
@@ -218,7 +224,7 @@ class Session:
             tokens: The ids.
             attention: What they look at: "dense" or None for everything, "auto", or a pattern of
                 `specrs.attention`; ValueError if this device cannot run it.
-            positions: How many of the last positions need logits.
+            positions: How many of the last positions need logits; 0 for none.
             progress: Called as `progress(done, total)` after every piece of the prompt; an
                 exception that it raises cancels the call and leaves the session as it was.
             prompt_length: Positions of the session when the prompt is complete; None if it is after

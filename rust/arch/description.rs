@@ -32,7 +32,6 @@ impl<'a> Description<'a> {
     /// # Errors
     /// [`Error::Gguf`](crate::error::Error::Gguf) names what is missing, contradictory or not supported.
     pub fn read(keys: &Keys<'a>, family: &Family) -> Result<Self> {
-        keys.check_type()?;
         let file = keys.file();
         let config = (family.config)(keys)?;
         let tensors = Tensors::find(file, family.name, &config, (family.tensors)(&config))?;

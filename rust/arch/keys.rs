@@ -69,7 +69,7 @@ impl<'a> Keys<'a> {
         self.file.metadata().get_str(&self.name(key))
     }
 
-    /// A count from 1 to `limit`, if it is there; where the value of each block is given in an array, all must be equal.
+    /// A count from 1 to `limit`, if it is there; where an array gives the value of each block, all must be equal.
     ///
     /// # Errors
     /// [`Error::Gguf`] for any other value.
@@ -79,6 +79,13 @@ impl<'a> Keys<'a> {
         let value = match metadata.get(&name) {
             Some(Value::Array(_)) => {
                 let values = metadata.get_integers(&name)?.unwrap_or_default();
+                let blocks = self.name("block_count");
+                if let Some(n) = metadata.get_u64(&blocks)?.filter(|&n| n != values.len() as u64) {
+                    let entries = values.len();
+                    return Err(self.error(format_args!(
+                        "metadata `{name}` has {entries} entries but `{blocks}` is {n}; convert the model again"
+                    )));
+                }
                 match values.first() {
                     Some(&value) if values.iter().all(|&other| other == value) => {
                         Some(u64::try_from(value).unwrap_or(0))
@@ -151,19 +158,6 @@ impl<'a> Keys<'a> {
     /// [`Error::Gguf`] for a value of another type.
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.file.metadata().get_bool(&self.name(key))
-    }
-
-    /// Fails for an adapter or projector, which is only a part of some model.
-    ///
-    /// # Errors
-    /// [`Error::Gguf`] that says what the file holds.
-    pub fn check_type(&self) -> Result<()> {
-        match self.file.metadata().get_str("general.type")? {
-            None | Some("model") => Ok(()),
-            Some(other) => {
-                Err(self.error(format_args!("the file holds a \"{other}\" (`general.type`), not a \"model\"")))
-            }
-        }
     }
 
     /// Fails for a mixture of experts.

@@ -137,9 +137,9 @@ impl Counts {
         Self { blocks, counts: (0..n_layer * blocks * blocks).map(|_| AtomicU32::new(0)).collect() }
     }
 
-    /// Counts the queries of a unit; without `kept` they attend to all blocks.
+    /// Counts the queries of a unit; without `kept` they attend to all blocks that their window shows.
     pub fn add(&self, unit: &Unit<'_>, kept: Option<&Kept>) {
-        for block in 0..=unit.own_block() {
+        for block in unit.first_block()..=unit.own_block() {
             let queries = kept.map_or(unit.queries(), |kept| kept.block(block).iter().filter(|&&kept| kept).count());
             let at = (unit.layer * self.blocks + unit.own_block()) * self.blocks + block;
             self.counts[at].fetch_add(queries as u32, Ordering::Relaxed);

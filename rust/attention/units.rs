@@ -296,7 +296,7 @@ impl<'a> Unit<'a> {
     }
 
     /// The first block that the unit attends to. Those before it would change no bit: of no query they have a weight.
-    fn first_block(&self) -> usize {
+    pub fn first_block(&self) -> usize {
         first_seen(self.position, self.window) / PAGE
     }
 

@@ -204,7 +204,10 @@ fn unsupported_type(name: &str, id: u32) -> String {
         None => format!("unknown type {id}"),
     };
     let supported = GgmlType::ALL.map(GgmlType::name).join(", ");
-    format!("tensor `{name}` is of {found}, which is not supported (supported: {supported})")
+    format!(
+        "tensor `{name}` is of {found}, which is not supported (supported: {supported}); \
+         take a file in Q4_K_M or Q8_0"
+    )
 }
 
 /// Turn offsets into the data section, which begins at byte `data`, into places in the file of `file_len` bytes.

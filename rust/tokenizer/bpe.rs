@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::merging::{merge, Part};
+use super::pre::Pre;
 use super::vocabulary::{Kind, Vocabulary};
 use super::words::Words;
 use crate::error::Result;
@@ -24,8 +25,8 @@ pub struct Bpe {
 }
 
 impl Bpe {
-    /// The model that `metadata` describes for `vocabulary`, whose text is cut into `words`.
-    pub fn read(metadata: &Metadata, vocabulary: &Vocabulary, words: Words) -> Result<Self> {
+    /// The model that `metadata` describes for `vocabulary`, whose text is read as `pre` says.
+    pub fn read(metadata: &Metadata, vocabulary: &Vocabulary, pre: Pre) -> Result<Self> {
         let list = metadata
             .get_strings(MERGES)?
             .ok_or_else(|| metadata.error(format_args!("metadata `{MERGES}` is missing")))?;
@@ -46,13 +47,13 @@ impl Bpe {
             }
         }
         let mut whole: HashMap<Box<[u8]>, u32> = HashMap::new();
-        if words.is_llama_3() {
+        if pre.whole_tokens_first {
             for id in vocabulary.of_kind(Kind::Normal) {
                 whole.entry(vocabulary.bytes(id).into()).or_insert(id);
             }
         }
         Ok(Self {
-            words,
+            words: pre.words,
             merges,
             longest: whole.keys().map(|word| word.len()).max().unwrap_or(0),
             whole,

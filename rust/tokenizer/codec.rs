@@ -7,25 +7,12 @@ use crate::gguf::metadata::Metadata;
 
 use crate::tokenizer::bpe::Bpe;
 use crate::tokenizer::markers::{Fragment, Markers};
+use crate::tokenizer::pre::Pre;
+use crate::tokenizer::specials::Specials;
 use crate::tokenizer::spm::Spm;
 use crate::tokenizer::vocabulary::{Kind, Spelling, Vocabulary};
-use crate::tokenizer::words::Words;
 
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
-
-/// Tokens that end a turn or a text in the models that have them, whether or not the metadata says so.
-const END_MARKS: [&str; 10] = [
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<|EOT|>",
-    "<EOT>",
-    "</s>",
-];
 
 /// The tokenizer of a model file; immutable, so that threads can share it.
 #[derive(Debug)]
@@ -36,10 +23,8 @@ pub struct Tokenizer {
     /// Tokens that are found in any text.
     user_defined: Markers,
     /// Those, and the marks that are found only where the caller allows it.
-    special: Markers,
-    bos: Option<u32>,
-    eos: Option<u32>,
-    end_ids: Vec<u32>,
+    marks: Markers,
+    specials: Specials,
     add_bos: bool,
     chat_template: Option<String>,
 }
@@ -48,6 +33,16 @@ pub struct Tokenizer {
 enum Algorithm {
     Spm(Box<Spm>),
     Bpe(Box<Bpe>),
+}
+
+impl Algorithm {
+    /// How such a vocabulary spells text.
+    fn spelling(&self) -> Spelling {
+        match self {
+            Self::Spm(_) => Spelling::Sentence,
+            Self::Bpe(_) => Spelling::Bytes,
+        }
+    }
 }
 
 impl Tokenizer {
@@ -69,36 +64,28 @@ impl Tokenizer {
                 )))
             }
         };
-        let id = |name: &str| special_id(metadata, &vocabulary, name);
-        // Old SentencePiece files leave out what is the same in all of them.
-        let usual = |id: u32| match algorithm {
-            Algorithm::Spm(_) if vocabulary.kind(id) == Kind::Control => Some(id),
-            _ => None,
-        };
-        let bos = id("bos")?.or_else(|| usual(1));
-        let eos = id("eos")?.or_else(|| usual(2));
+        let specials = Specials::read(metadata, &vocabulary, algorithm.spelling())?;
         let add_bos = match metadata.get_bool(ADD_BOS)? {
-            Some(true) if bos.is_none() => {
+            Some(true) if specials.bos.is_none() => {
                 return Err(metadata
                     .error(format_args!("metadata `{ADD_BOS}` is true but `tokenizer.ggml.bos_token_id` is missing")))
             }
             Some(add_bos) => add_bos,
-            None => default_add_bos && bos.is_some(),
+            None => default_add_bos && specials.bos.is_some(),
         };
-        let mut end_ids: Vec<u32> = [eos, id("eot")?, id("eom")?].into_iter().flatten().collect();
-        let marks = [Kind::Control, Kind::UserDefined].into_iter().flat_map(|k| vocabulary.of_kind(k));
-        end_ids.extend(marks.filter(|&id| vocabulary.string(id).is_some_and(|s| END_MARKS.contains(&s))));
-        end_ids.sort_unstable();
-        end_ids.dedup();
+        // Phi-3's own tokenizer says so of each mark; no key of the file does.
+        let is_phi_3 =
+            matches!(algorithm, Algorithm::Spm(_)) && metadata.get_str("general.architecture")? == Some("phi3");
+        let takes_space =
+            |id: u32| is_phi_3 && !matches!(vocabulary.string(id), Some("<s>" | "<unk>" | "<|endoftext|>"));
+        let markers = |kinds: &[Kind]| Markers::new(metadata, &vocabulary, kinds, takes_space);
         Ok(Self {
             n_vocab,
-            user_defined: Markers::new(&vocabulary, &[Kind::UserDefined]),
-            special: Markers::new(&vocabulary, &[Kind::UserDefined, Kind::Control, Kind::Unknown]),
+            user_defined: markers(&[Kind::UserDefined])?,
+            marks: markers(&[Kind::UserDefined, Kind::Control, Kind::Unknown])?,
             vocabulary,
             algorithm,
-            bos,
-            eos,
-            end_ids,
+            specials,
             add_bos,
             chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
         })
@@ -111,18 +98,23 @@ impl Tokenizer {
 
     /// The mark at the beginning of a text.
     pub fn bos(&self) -> Option<u32> {
-        self.bos
+        self.specials.bos
     }
 
     /// The mark at the end of a text.
     pub fn eos(&self) -> Option<u32> {
-        self.eos
+        self.specials.eos
     }
 
     /// Every id that ends a generation, in ascending order: what the file declares as end of text, of turn or of
     /// message, and marks that are known to be one.
     pub fn end_ids(&self) -> &[u32] {
-        &self.end_ids
+        &self.specials.end_ids
+    }
+
+    /// What the file says about its marks and cannot be followed, a sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.specials.notes
     }
 
     /// Whether a text begins with [`Self::bos`] unless the caller decides otherwise.
@@ -144,14 +136,20 @@ impl Tokenizer {
     /// An [`Error::Argument`] says that the model has no BOS to add.
     pub fn encode(&self, text: &str, add_bos: Option<bool>, parse_special: bool) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        let markers = if parse_special { &self.special } else { &self.user_defined };
-        markers.split(text, |fragment| match (fragment, &self.algorithm) {
-            (Fragment::Marker(id), _) => ids.push(id),
-            (Fragment::Text(text), Algorithm::Spm(spm)) => spm.encode(text, &mut ids),
-            (Fragment::Text(text), Algorithm::Bpe(bpe)) => bpe.encode(text, &mut ids),
-        });
-        let add = add_bos.unwrap_or(self.add_bos && ids.first().copied() != self.bos);
-        match self.bos {
+        let mut start = 0;
+        if parse_special {
+            for (place, id) in self.marks.find(text) {
+                // What is user-defined is text, for which a model may have rules of its own.
+                if self.vocabulary.kind(id) != Kind::UserDefined {
+                    self.encode_text(&text[start..place.start], &mut ids);
+                    ids.push(id);
+                    start = place.end;
+                }
+            }
+        }
+        self.encode_text(&text[start..], &mut ids);
+        let add = add_bos.unwrap_or(self.add_bos && ids.first().copied() != self.bos());
+        match self.bos() {
             Some(bos) if add => ids.insert(0, bos),
             None if add => {
                 let message = "the model has no BOS token; leave out add_bos=True";
@@ -160,6 +158,20 @@ impl Tokenizer {
             _ => (),
         }
         Ok(ids)
+    }
+
+    /// Append the ids of `text`, which has no marks but stands between them.
+    fn encode_text(&self, text: &str, ids: &mut Vec<u32>) {
+        match &self.algorithm {
+            Algorithm::Spm(spm) => self.user_defined.split(&spm.normalize(text), |fragment| match fragment {
+                Fragment::Marker(id) => ids.push(id),
+                Fragment::Text(text) => spm.encode(text, ids),
+            }),
+            Algorithm::Bpe(bpe) => self.user_defined.split(text, |fragment| match fragment {
+                Fragment::Marker(id) => ids.push(id),
+                Fragment::Text(text) => bpe.encode(text, ids),
+            }),
+        }
     }
 
     /// The text of `ids`, without marks; bytes that are no UTF-8 become U+FFFD.
@@ -222,6 +234,12 @@ impl Tokenizer {
 fn read_algorithm(metadata: &Metadata) -> Result<(Vocabulary, Algorithm, bool)> {
     const MODEL: &str = "tokenizer.ggml.model";
     const PRE: &str = "tokenizer.ggml.pre";
+    let unsupported = |key: &str, name: &str| {
+        let names = Pre::names();
+        metadata.error(format_args!(
+            "`{key}` \"{name}\" is not supported (supported: `{MODEL}` \"llama\", and \"gpt2\" with `{PRE}` {names})"
+        ))
+    };
     match metadata.get_str(MODEL)? {
         Some("llama") => {
             let vocabulary = Vocabulary::read(metadata, Spelling::Sentence)?;
@@ -230,30 +248,14 @@ fn read_algorithm(metadata: &Metadata) -> Result<(Vocabulary, Algorithm, bool)> 
         }
         Some("gpt2") => {
             let name = metadata.get_str(PRE)?.unwrap_or("default");
-            let words = Words::named(name).ok_or_else(|| {
-                metadata.error(format_args!("`{PRE}` \"{name}\" is not supported (supported: {})", Words::names()))
-            })?;
+            let pre = Pre::named(name).ok_or_else(|| unsupported(PRE, name))?;
             let vocabulary = Vocabulary::read(metadata, Spelling::Bytes)?;
-            let add_bos = words.is_llama_3();
-            let model = Bpe::read(metadata, &vocabulary, words)?;
+            let add_bos = pre.add_bos;
+            let model = Bpe::read(metadata, &vocabulary, pre)?;
             Ok((vocabulary, Algorithm::Bpe(Box::new(model)), add_bos))
         }
-        Some(other) => {
-            Err(metadata.error(format_args!("`{MODEL}` \"{other}\" is not supported (supported: \"llama\", \"gpt2\")")))
-        }
+        Some(other) => Err(unsupported(MODEL, other)),
         None => Err(metadata.error(format_args!("metadata `{MODEL}` is missing"))),
-    }
-}
-
-/// The id that the metadata gives the mark `name`.
-fn special_id(metadata: &Metadata, vocabulary: &Vocabulary, name: &str) -> Result<Option<u32>> {
-    let key = format!("tokenizer.ggml.{name}_token_id");
-    match metadata.get_u64(&key)? {
-        Some(id) if id >= vocabulary.size() as u64 => {
-            Err(metadata
-                .error(format_args!("metadata `{key}` is {id} but there are only {} tokens", vocabulary.size())))
-        }
-        id => Ok(id.map(|id| id as u32)),
     }
 }
 

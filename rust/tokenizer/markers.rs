@@ -1,12 +1,19 @@
 //! Finding the tokens in a text that never take part in merging: marks, and words that always stay one token.
 
-use super::vocabulary::{Kind, Vocabulary};
+use std::ops::Range;
 
-/// A set of tokens, found by their text.
+use aho_corasick::{AhoCorasick, MatchKind};
+
+use super::vocabulary::{Kind, Vocabulary};
+use crate::error::Result;
+use crate::gguf::metadata::Metadata;
+
+/// A set of tokens, found by their text. The time of a search does not depend on their number.
 #[derive(Debug)]
 pub struct Markers {
-    /// By their first byte, the longest first.
-    by_first_byte: Vec<Vec<(Box<[u8]>, u32)>>,
+    automaton: AhoCorasick,
+    /// The token of each pattern, and whether it takes the white space after it.
+    tokens: Vec<(u32, bool)>,
 }
 
 /// What a text consists of.
@@ -19,42 +26,54 @@ pub enum Fragment<'a> {
 }
 
 impl Markers {
-    /// The tokens of `vocabulary` of these `kinds`.
-    pub fn new(vocabulary: &Vocabulary, kinds: &[Kind]) -> Self {
-        let mut by_first_byte = vec![Vec::<(Box<[u8]>, u32)>::new(); 256];
-        for id in kinds.iter().flat_map(|&kind| vocabulary.of_kind(kind)) {
-            // The text a user writes: of a mark, which adds nothing to a text, its name.
-            let text = match vocabulary.bytes(id) {
-                [] => vocabulary.string(id).unwrap_or_default().as_bytes(),
-                bytes => bytes,
-            };
-            if let Some(&first) = text.first() {
-                by_first_byte[usize::from(first)].push((Box::from(text), id));
-            }
-        }
-        for markers in &mut by_first_byte {
-            markers.sort_by_key(|(text, id)| (std::cmp::Reverse(text.len()), *id));
-        }
-        Self { by_first_byte }
+    /// The tokens of `vocabulary` of these `kinds`; those that `takes_space` holds for swallow the white space after
+    /// them.
+    ///
+    /// An [`Error::Gguf`](crate::error::Error::Gguf) says that there are too many.
+    pub fn new(
+        metadata: &Metadata,
+        vocabulary: &Vocabulary,
+        kinds: &[Kind],
+        takes_space: impl Fn(u32) -> bool,
+    ) -> Result<Self> {
+        let ids = kinds.iter().flat_map(|&kind| vocabulary.of_kind(kind));
+        let mut texts: Vec<_> =
+            ids.map(|id| (vocabulary.written(id), id)).filter(|(text, _)| !text.is_empty()).collect();
+        // Of tokens with the same text the first counts, as of equal patterns.
+        texts.sort_by_key(|&(_, id)| id);
+        let patterns = texts.iter().map(|&(text, _)| text);
+        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(patterns);
+        Ok(Self {
+            automaton: automaton.map_err(|error| metadata.error(format_args!("marks of the vocabulary: {error}")))?,
+            tokens: texts.iter().map(|&(_, id)| (id, takes_space(id))).collect(),
+        })
     }
 
-    /// Cut `text` at every marker: the leftmost first, of those that begin together the longest.
-    pub fn split<'a>(&self, text: &'a str, mut emit: impl FnMut(Fragment<'a>)) {
-        let bytes = text.as_bytes();
-        let (mut start, mut at) = (0, 0);
-        while at < bytes.len() {
-            let markers = &self.by_first_byte[usize::from(bytes[at])];
-            let found = markers.iter().find(|(marker, _)| bytes[at..].starts_with(marker));
-            let Some((marker, id)) = found else {
-                at += 1;
-                continue;
-            };
-            if start < at {
-                emit(Fragment::Text(&text[start..at]));
+    /// Every marker in `text` with its place, which includes the white space that it takes: the leftmost first, of those
+    /// that begin together the longest.
+    pub fn find<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (Range<usize>, u32)> + 'a {
+        let mut end = 0;
+        self.automaton.find_iter(text).filter_map(move |found| {
+            if found.start() < end {
+                return None;
             }
-            emit(Fragment::Marker(*id));
-            at += marker.len();
-            start = at;
+            let (id, takes_space) = self.tokens[found.pattern()];
+            let rest = &text[found.end()..];
+            let space = if takes_space { rest.len() - rest.trim_start().len() } else { 0 };
+            end = found.end() + space;
+            Some((found.start()..end, id))
+        })
+    }
+
+    /// Cut `text` at every marker.
+    pub fn split<'a>(&self, text: &'a str, mut emit: impl FnMut(Fragment<'a>)) {
+        let mut start = 0;
+        for (place, id) in self.find(text) {
+            if start < place.start {
+                emit(Fragment::Text(&text[start..place.start]));
+            }
+            emit(Fragment::Marker(id));
+            start = place.end;
         }
         if start < text.len() {
             emit(Fragment::Text(&text[start..]));

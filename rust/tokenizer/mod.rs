@@ -1,8 +1,11 @@
 //! Text to token ids and back, as the metadata of a model file describes it: [`codec`] does both, [`text_stream`] piece
 //! by piece.
 
+pub mod classes;
 pub mod words;
+pub mod pre;
 pub mod vocabulary;
+pub mod specials;
 pub mod markers;
 pub mod merging;
 pub mod spm;

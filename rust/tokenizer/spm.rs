@@ -50,13 +50,15 @@ impl Spm {
         })
     }
 
-    /// Append the ids of `text`, which stands at the beginning or after a mark.
-    pub fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    /// `text` as the model sees it, if it is a whole text: with the space before it.
+    pub fn normalize(&self, text: &str) -> String {
+        let prefix = if self.space_prefix && !text.is_empty() { " " } else { "" };
         // The model writes `▁` for the space and cannot tell the two apart.
-        let mut text = text.replace('▁', " ");
-        if self.space_prefix {
-            text.insert(0, ' ');
-        }
+        prefix.to_owned() + &text.replace('▁', " ")
+    }
+
+    /// Append the ids of a part of a normalized text.
+    pub fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         let text = text.as_bytes();
         let find = |start: usize, end: usize| {
             let piece = text.get(start..end).filter(|piece| piece.len() <= self.longest);

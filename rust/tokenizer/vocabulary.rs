@@ -98,6 +98,14 @@ impl Vocabulary {
         &self.bytes[start..end]
     }
 
+    /// How `id` is written in a text that is to be tokenised: a mark, which adds nothing to a text, by its name.
+    pub fn written(&self, id: u32) -> &[u8] {
+        match self.bytes(id) {
+            [] => self.string(id).unwrap_or_default().as_bytes(),
+            bytes => bytes,
+        }
+    }
+
     /// Every id of the kind `kind`.
     pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = u32> + '_ {
         let ids = self.kinds.iter().zip(0..);

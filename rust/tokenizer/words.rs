@@ -3,81 +3,70 @@
 //! The rules are the regular expressions of the models' own tokenizers, written out as code: their look-ahead makes
 //! engines that backtrack slow, or fail, on long runs of white space.
 
-use regex_syntax::hir::{Class, HirKind};
+use super::classes::CharacterClass;
 
-/// The values of `tokenizer.ggml.pre` that are known, with their rules.
-const RULES: [(&str, Rule); 17] = [
-    ("llama-bpe", Rule::Llama3 { digits: 3 }),
-    ("llama3", Rule::Llama3 { digits: 3 }),
-    ("llama-v3", Rule::Llama3 { digits: 3 }),
-    ("falcon3", Rule::Llama3 { digits: 3 }),
-    ("smaug-bpe", Rule::Llama3 { digits: 3 }),
-    ("qwen2", Rule::Llama3 { digits: 1 }),
-    ("deepseek-r1-qwen", Rule::Llama3 { digits: 1 }),
-    ("stablelm2", Rule::Llama3 { digits: 1 }),
-    ("smollm", Rule::SingleDigits),
-    ("starcoder", Rule::SingleDigits),
-    ("refact", Rule::SingleDigits),
-    ("command-r", Rule::SingleDigits),
-    ("gpt-2", Rule::Gpt2),
-    ("gpt2", Rule::Gpt2),
-    ("mpt", Rule::Gpt2),
-    ("olmo", Rule::Gpt2),
-    ("default", Rule::Default),
-];
-
+/// How a family of models cuts text. The rules are alternatives at each place, of which the first that fits counts.
 #[derive(Clone, Copy, Debug)]
-enum Rule {
+pub enum Rule {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
     /// Every character of `\p{N}` alone, the rest by [`Rule::Gpt2`].
     SingleDigits,
     /// Runs of `[\p{P}$+<=>^~|]` alone, the rest by [`Rule::Gpt2`]; in that, numbers alone and in threes.
     Default,
-    /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|`
-    /// `\s*[\r\n]+|\s+(?!\S)|\s+`
-    Llama3 { digits: usize },
+    /// `C|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+    ///
+    /// C is `(?i:'s|'t|'re|'ve|'m|'ll|'d)`. With `marks`, `[\p{L}\p{M}]+` is a word, and `\p{M}` no punctuation.
+    Llama3 {
+        /// So many digits at most stay together.
+        digits: usize,
+        /// Whether marks are letters.
+        marks: bool,
+    },
+    /// `P?U*l+C?|P?U+l*C?|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+    ///
+    /// P is `[^\r\n\p{L}\p{N}]`, U `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`, l `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`; C, as above, only with
+    /// `contractions`.
+    O200k {
+        /// So many digits at most stay together.
+        digits: usize,
+        /// Whether C ends a word.
+        contractions: bool,
+    },
 }
 
-/// The names among them for tokenizers whose words stay whole if they are a token and whose texts begin with BOS.
-const LLAMA_3: [&str; 4] = ["llama-bpe", "llama3", "llama-v3", "falcon3"];
-
-/// How a family of models cuts text.
+/// A rule with its sets of characters.
 #[derive(Debug)]
 pub struct Words {
     rule: Rule,
-    is_llama_3: bool,
     letters: CharacterClass,
     punctuation: CharacterClass,
+    /// U and l of [`Rule::O200k`].
+    upper: CharacterClass,
+    lower: CharacterClass,
 }
 
 impl Words {
-    /// The rule that files call `name`, if it is known.
-    pub fn named(name: &str) -> Option<Self> {
-        let (_, rule) = RULES.into_iter().find(|(other, _)| *other == name)?;
-        Some(Self {
+    /// Words by `rule`.
+    pub fn new(rule: Rule) -> Self {
+        let marks = matches!(rule, Rule::Llama3 { marks: true, .. });
+        Self {
             rule,
-            is_llama_3: LLAMA_3.contains(&name),
-            letters: CharacterClass::parse(r"\p{L}"),
+            letters: CharacterClass::parse(if marks { r"[\p{L}\p{M}]" } else { r"\p{L}" }),
             punctuation: CharacterClass::parse(r"[\p{P}$+<=>^~|]"),
-        })
-    }
-
-    /// The names of all rules.
-    pub fn names() -> String {
-        RULES.map(|(name, _)| name).join(", ")
-    }
-
-    /// Whether words stay whole if they are a token and texts begin with BOS, as in Llama 3.
-    pub fn is_llama_3(&self) -> bool {
-        self.is_llama_3
+            upper: CharacterClass::parse(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"),
+            lower: CharacterClass::parse(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"),
+        }
     }
 
     /// Call `emit` with each word of `text`; the words together are the text.
     pub fn split(&self, text: &str, emit: &mut impl FnMut(&str)) {
         match self.rule {
             Rule::Gpt2 => self.gpt2_words(text, emit),
-            Rule::Llama3 { digits } => cut(text, |text| self.llama3_word(text, digits), emit),
+            Rule::Llama3 { digits, .. } => cut(text, |text| self.llama3_word(text, digits), emit),
+            Rule::O200k { digits, contractions } => {
+                cut(text, |text| self.o200k_word(text, digits, contractions), emit);
+            }
             Rule::SingleDigits => alternate(text, char::is_numeric, &mut |run, numeric| {
                 if numeric {
                     cut(run, |run| run.chars().next().map_or(0, char::len_utf8), emit);
@@ -134,23 +123,66 @@ impl Words {
         if letters > 0 {
             return letters;
         }
-        let first = text.chars().next().unwrap_or_default();
-        let numeric = first.is_numeric();
-        if !numeric && !matches!(first, '\r' | '\n') {
-            let letters = run(&text[first.len_utf8()..], is_letter);
+        if let Some(rest) = self.after_prefix(text) {
+            let letters = run(rest, is_letter);
             if letters > 0 {
-                return first.len_utf8() + letters;
+                return text.len() - rest.len() + letters;
             }
         }
-        if numeric {
-            let number = text.chars().take(digits).take_while(|c| c.is_numeric());
-            return number.map(char::len_utf8).sum();
+        self.other_word(text, digits, |char| matches!(char, '\r' | '\n'))
+    }
+
+    /// Length of the first word by [`Rule::O200k`].
+    fn o200k_word(&self, text: &str, digits: usize, contractions: bool) -> usize {
+        let rest = self.after_prefix(text);
+        let with_prefix = |word: &dyn Fn(&str) -> Option<usize>| {
+            let rest = rest?;
+            Some(text.len() - rest.len() + word(rest)?)
+        };
+        let lower_word = |text: &str| self.lower_word(text);
+        let upper_word = |text: &str| Some(run(text, |char| self.upper.contains(char))).filter(|&len| len > 0);
+        let word = with_prefix(&lower_word)
+            .or_else(|| lower_word(text))
+            .or_else(|| with_prefix(&upper_word))
+            .or_else(|| upper_word(text));
+        match word {
+            Some(len) if contractions => len + contraction(&text[len..]).unwrap_or(0),
+            Some(len) => len,
+            None => self.other_word(text, digits, |char| matches!(char, '\r' | '\n' | '/')),
         }
-        let space = usize::from(first == ' ');
+    }
+
+    /// `U*l+` of [`Rule::O200k`]
+    fn lower_word(&self, text: &str) -> Option<usize> {
+        let upper = run(text, |char| self.upper.contains(char));
+        let lower = run(&text[upper..], |char| self.lower.contains(char));
+        if lower > 0 {
+            return Some(upper + lower);
+        }
+        // U* took all that l+ could have: it gives back down to the last character that is in both.
+        let both = text[..upper].char_indices().rfind(|&(_, char)| self.lower.contains(char));
+        both.map(|(start, char)| start + char.len_utf8())
+    }
+
+    /// What follows one character of `[^\r\n\p{L}\p{N}]`.
+    fn after_prefix<'a>(&self, text: &'a str) -> Option<&'a str> {
+        let mut chars = text.chars();
+        let first = chars.next()?;
+        let is_prefix = !(matches!(first, '\r' | '\n') || first.is_numeric() || self.letters.contains(first));
+        is_prefix.then(|| chars.as_str())
+    }
+
+    /// `\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+T*|\s*[\r\n]+|\s+(?!\S)|\s+`, where T are the characters that `trail` holds for.
+    fn other_word(&self, text: &str, digits: usize, trail: impl Fn(char) -> bool) -> usize {
+        let number: usize = text.chars().take(digits).take_while(|c| c.is_numeric()).map(char::len_utf8).sum();
+        if number > 0 {
+            return number;
+        }
+        let space = usize::from(text.starts_with(' '));
         let others = run(&text[space..], |char| self.is_other(char));
         if others > 0 {
             let len = space + others;
-            return len + run(&text[len..], |char| matches!(char, '\r' | '\n'));
+            return len + run(&text[len..], trail);
         }
         let blank = &text[..run(text, char::is_whitespace)];
         match blank.rfind(['\r', '\n']) {
@@ -224,45 +256,13 @@ fn white_space(text: &str) -> usize {
 
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)`
 fn contraction(text: &str) -> Option<usize> {
-    let mut letters = text.strip_prefix('\'')?.bytes().map(|b| b.to_ascii_lowercase());
+    let mut letters = text.strip_prefix('\'')?.chars().map(|char| char.to_ascii_lowercase());
     match (letters.next()?, letters.next()) {
-        (b's' | b't' | b'm' | b'd', _) => Some(2),
-        (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(3),
+        ('s' | 't' | 'm' | 'd', _) => Some(2),
+        ('r' | 'v', Some('e')) | ('l', Some('l')) => Some(3),
+        // The long s is an s without its case.
+        ('ſ', _) => Some(1 + 'ſ'.len_utf8()),
         _ => None,
-    }
-}
-
-/// A set of characters.
-#[derive(Debug)]
-struct CharacterClass {
-    ascii: [bool; 128],
-    /// Sorted ranges, both ends included.
-    ranges: Vec<(char, char)>,
-}
-
-impl CharacterClass {
-    /// The class that a regular expression of one class describes.
-    fn parse(pattern: &str) -> Self {
-        let hir = regex_syntax::parse(pattern).map(|hir| hir.into_kind());
-        let Ok(HirKind::Class(Class::Unicode(class))) = hir else {
-            unreachable!("the patterns are constants of this file");
-        };
-        let ranges: Vec<_> = class.iter().map(|r| (r.start(), r.end())).collect();
-        let mut set = Self { ascii: [false; 128], ranges };
-        set.ascii = std::array::from_fn(|code| set.search(char::from(code as u8)));
-        set
-    }
-
-    fn contains(&self, char: char) -> bool {
-        match self.ascii.get(char as usize) {
-            Some(&contained) => contained,
-            None => self.search(char),
-        }
-    }
-
-    fn search(&self, char: char) -> bool {
-        let index = self.ranges.partition_point(|&(_, end)| end < char);
-        self.ranges.get(index).is_some_and(|&(start, _)| start <= char)
     }
 }
 
@@ -270,10 +270,12 @@ impl CharacterClass {
 mod tests {
     use super::*;
 
-    fn words(rule: &str, text: &str) -> Vec<String> {
+    const LLAMA_3: Rule = Rule::Llama3 { digits: 3, marks: false };
+    const O200K: Rule = Rule::O200k { digits: 3, contractions: true };
+
+    fn words(rule: Rule, text: &str) -> Vec<String> {
         let mut words = Vec::new();
-        let rule = Words::named(rule).unwrap();
-        rule.split(text, &mut |word| words.push(word.to_owned()));
+        Words::new(rule).split(text, &mut |word| words.push(word.to_owned()));
         assert_eq!(words.concat(), text);
         assert!(words.iter().all(|word| !word.is_empty()));
         words
@@ -283,39 +285,56 @@ mod tests {
     fn gpt2_keeps_one_space_with_the_next_word() {
         let text = "I'm  here, it's 2024!\n\n x \t";
         let expected = ["I", "'m", " ", " here", ",", " it", "'s", " 2024", "!", "\n\n", " x", " \t"];
-        assert_eq!(words("gpt-2", text), expected);
-        assert_eq!(words("gpt-2", "\tx 'S"), ["\t", "x", " '", "S"]);
+        assert_eq!(words(Rule::Gpt2, text), expected);
+        assert_eq!(words(Rule::Gpt2, "\tx 'S"), ["\t", "x", " '", "S"]);
     }
 
     #[test]
     fn single_digits_stand_alone() {
-        assert_eq!(words("smollm", "a 123  4½"), ["a", " ", "1", "2", "3", "  ", "4", "½"]);
+        assert_eq!(words(Rule::SingleDigits, "a 123  4½"), ["a", " ", "1", "2", "3", "  ", "4", "½"]);
     }
 
     #[test]
     fn llama_3_takes_newlines_and_three_digits() {
         let expected = ["\tif", " (", "x", ")\n\n", "  \n", " ", " y", " ", "123", "45", "'LL", "!"];
-        assert_eq!(words("llama-bpe", "\tif (x)\n\n  \n  y 12345'LL!"), expected);
-        assert_eq!(words("qwen2", "a12"), ["a", "1", "2"]);
-        assert_eq!(words("llama3", "'re're'x'"), ["'re", "'re", "'x", "'"]);
-        assert_eq!(words("llama3", "  "), ["  "]);
-        // The same words, but merges make them and no BOS comes first.
-        let text = "\tif (x)\n\n  \n  y 12345'LL!";
-        assert_eq!(words("smaug-bpe", text), words("llama3", text));
-        assert!(Words::named("llama3").unwrap().is_llama_3() && !Words::named("smaug-bpe").unwrap().is_llama_3());
+        assert_eq!(words(LLAMA_3, "\tif (x)\n\n  \n  y 12345'LL!"), expected);
+        assert_eq!(words(Rule::Llama3 { digits: 1, marks: false }, "a12"), ["a", "1", "2"]);
+        assert_eq!(words(LLAMA_3, "'re're'x'"), ["'re", "'re", "'x", "'"]);
+        assert_eq!(words(LLAMA_3, "it'ſ"), ["it", "'ſ"]);
+        assert_eq!(words(LLAMA_3, "  "), ["  "]);
+    }
+
+    #[test]
+    fn marks_are_letters_where_the_rule_says_so() {
+        let marks = Rule::Llama3 { digits: 1, marks: true };
+        assert_eq!(words(LLAMA_3, "e\u{301}t!\u{301}"), ["e", "\u{301}t", "!\u{301}"]);
+        assert_eq!(words(marks, "e\u{301}t!\u{301}"), ["e\u{301}t", "!\u{301}"]);
+        assert_eq!(words(marks, "1\u{301}\u{302}  \u{301}"), ["1", "\u{301}\u{302}", " ", " \u{301}"]);
+    }
+
+    #[test]
+    fn o200k_cuts_before_capitals() {
+        assert_eq!(words(O200K, "camelCase HTMLPage ABC"), ["camel", "Case", " HTMLPage", " ABC"]);
+        assert_eq!(words(O200K, "I'm HE'LL it's'd"), ["I'm", " HE'LL", " it's", "'d"]);
+        let tekken = Rule::O200k { digits: 1, contractions: false };
+        assert_eq!(words(tekken, "it's 42"), ["it", "'s", " ", "4", "2"]);
+        assert_eq!(words(O200K, "a//\n/\n!  \n x 1234"), ["a", "//\n/\n", "!", "  \n", " x", " ", "123", "4"]);
+    }
+
+    #[test]
+    fn o200k_gives_back_what_both_classes_have() {
+        // Letters without a case, and marks, are in U and in l: the last of them ends a word among capitals.
+        assert_eq!(words(O200K, "あABC"), ["あ", "ABC"]);
+        assert_eq!(words(O200K, "ABあC"), ["ABあ", "C"]);
+        assert_eq!(words(O200K, "E\u{301}Te\u{301}"), ["E\u{301}Te\u{301}"]);
+        assert_eq!(words(O200K, "\u{301}ABC"), ["\u{301}", "ABC"]);
+        assert_eq!(words(O200K, "\u{301}\u{301}"), ["\u{301}\u{301}"]);
+        assert_eq!(words(O200K, "!\u{301} \u{301}"), ["!\u{301}", " \u{301}"]);
     }
 
     #[test]
     fn default_cuts_punctuation_and_threes() {
         let expected = ["x", "+=", " ", "123", "45", ";", " it", "'", "s", " ", "१२", "345"];
-        assert_eq!(words("default", "x+= 12345; it's १२345"), expected);
-    }
-
-    #[test]
-    fn classes_follow_unicode() {
-        let letters = CharacterClass::parse(r"\p{L}");
-        for (char, is) in [('a', true), ('É', true), ('中', true), ('\u{0301}', false), ('1', false), ('_', false)] {
-            assert_eq!(letters.contains(char), is, "{char}");
-        }
+        assert_eq!(words(Rule::Default, "x+= 12345; it's १२345"), expected);
     }
 }

@@ -10,12 +10,16 @@ import typer
 import specrs
 
 from ..arguments import checked_positive
+from ..models import MODELS
+from ..models.hub import FORMS
 from .display import readable_bytes, shortened
 from .options import Model, NCtx, Threads, given
 
+KNOWN = "; ".join(f"{name} (licence: {model.licence})" for name, model in MODELS.items())
+
 
 def pull(
-    name: Annotated[str, typer.Argument(help="Known name, hf:owner/repo/file.gguf, path.")],
+    name: Annotated[str, typer.Argument(help=f"A known name: {KNOWN}. Or {FORMS}, or a path.")],
 ) -> None:
     """Download a model, unless it is there already, and print its path."""
     print(specrs.pull(name))
@@ -32,6 +36,9 @@ def inspect(
     file = specrs.pull(model)
     header = GgufFile(file)
     print(f"{file}: GGUF v{header.version}, {readable_bytes(header.size)}")
+    for known in MODELS.values():
+        if (known.filename, known.size) == (file.name, header.size):
+            print(f"Licence: {known.licence}")
     print("\nMetadata")
     for key, value in header.metadata.items():
         print(f"  {key} = {shortened(value)}")
@@ -47,6 +54,10 @@ def inspect(
         checked_positive(option, value)
     plan = header.plan(n_ctx=n_ctx, threads=threads)
     cache = plan.cache_bytes_per_token * plan.n_ctx
+    if plan.notes:
+        print("\nNotes")
+        for note in plan.notes:
+            print(f"  {note}")
     print("\nMemory")
     print(f"  weights           {readable_bytes(plan.weight_bytes):>10}")
     print(f"  KV cache, at most {readable_bytes(cache):>10}  ({plan.n_ctx:,} positions)")

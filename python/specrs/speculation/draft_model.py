@@ -6,6 +6,8 @@ import math
 import threading
 from collections.abc import Sequence
 from copy import copy
+from itertools import zip_longest
+from typing import NamedTuple
 
 from ..arguments import checked_positive, checked_share
 from ..sampling import Sampling
@@ -39,7 +41,7 @@ class DraftModel:
         self._sampler = Sampling().sampler(0)
         self._sampled = Follower()  # its ids are those of the sampler
         self._end_ids = frozenset(draft_llm.tokenizer.end_ids)
-        self._padding = [i for i, text in enumerate(_vocabulary(draft_llm)) if text is None]
+        self._padding = [i for i, row in enumerate(_vocabulary(draft_llm)) if row.is_padding]
         # Whether the token with the highest logit is all a guess takes to know.
         self._can_take_highest = self.p_min == 0 and not self._padding
         self._takes_highest = self._can_take_highest
@@ -48,20 +50,18 @@ class DraftModel:
     def check_target(self, target: LanguageModel) -> None:
         """Raise ValueError unless the target has the same tokens and no larger context.
 
-        Padding of the vocabulary may differ.
+        The sizes of one family differ in rows that are only padding: those may be anything.
         """
         if target is self._fits:
             return
         draft = self.draft_llm
         ours, theirs = _vocabulary(draft), _vocabulary(target)
-        for i in range(max(len(ours), len(theirs))):
-            ours_i = ours[i] if i < len(ours) else None
-            theirs_i = theirs[i] if i < len(theirs) else None
-            if ours_i != theirs_i:
+        for i, (our, their) in enumerate(zip_longest(ours, theirs, fillvalue=_Row(None, True))):
+            if not our.agrees(their):
                 raise ValueError(
-                    f"DraftModel: the vocabularies differ: token {i} is {_shown(ours_i)} in the "
-                    f"draft ({len(ours)} rows) and {_shown(theirs_i)} in the target "
-                    f"({len(theirs)} rows); use a draft model with the target's tokenizer"
+                    f"DraftModel: the vocabularies differ: token {i} is {our} in the draft "
+                    f"({len(ours)} rows) and {their} in the target ({len(theirs)} rows); use a "
+                    f"draft model with the target's tokenizer"
                 )
         for name in ("bos", "eos"):
             ours_id, theirs_id = getattr(draft.tokenizer, name), getattr(target.tokenizer, name)
@@ -165,13 +165,27 @@ class DraftModel:
         )
 
 
-def _vocabulary(llm: LanguageModel) -> list[str | None]:
-    """List the string of every row of the logits, None for rows that are only padding."""
+class _Row(NamedTuple):
+    """What a row of the logits stands for."""
+
+    name: str | None  # None without an entry in the vocabulary
+    is_padding: bool
+
+    def agrees(self, other: _Row) -> bool:
+        """Whether both stand for the same: one file may call unused what another does not."""
+        return (self.is_padding and other.is_padding) or self.name == other.name
+
+    def __str__(self) -> str:
+        return "only padding" if self.is_padding else repr(self.name)
+
+
+def _vocabulary(llm: LanguageModel) -> list[_Row]:
+    """List what every row of the logits stands for."""
     tokenizer = llm.tokenizer
     real = min(tokenizer.n_vocab, llm.n_vocab)
-    names = [None if tokenizer.is_padding(i) else tokenizer.token(i) for i in range(real)]
-    return names + [None] * (llm.n_vocab - real)
-
-
-def _shown(text: str | None) -> str:
-    return "only padding" if text is None else repr(text)
+    names = [tokenizer.token(i) for i in range(real)]
+    # Converters fill up with such names, which early ones did not mark as unused.
+    rows = [
+        _Row(name, tokenizer.is_padding(i) or name == f"[PAD{i}]") for i, name in enumerate(names)
+    ]
+    return rows + [_Row(None, True)] * (llm.n_vocab - real)

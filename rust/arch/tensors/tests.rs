@@ -45,7 +45,6 @@ fn tensors_of_other_decoders_are_refused() {
         "blk.1.ffn_gate_inp.weight",
         "blk.0.ffn_gate_exps.weight",
         "blk.0.attn_q_norm.weight",
-        "blk.0.attn_q.scale",
         "blk.0.attn_sinks.weight",
         "blk.2.attn_q.weight",
         "output.bias",

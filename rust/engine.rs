@@ -21,7 +21,7 @@ pub enum Engine {
     /// Our kernels on the CPU.
     Cpu(CpuModel),
     /// candle's tensors.
-    Candle(CandleModel),
+    Candle(Box<CandleModel>),
 }
 
 /// The key/value cache that belongs to an engine.
@@ -62,7 +62,7 @@ impl Engine {
         Self::check_device(device)?;
         Ok(match device {
             "cpu" => Self::Cpu(CpuModel::load(description, Kernels::detect()?, threads, poll)?),
-            _ => Self::Candle(CandleModel::load(description, device, poll)?),
+            _ => Self::Candle(Box::new(CandleModel::load(description, device, poll)?)),
         })
     }
 

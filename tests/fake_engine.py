@@ -372,6 +372,13 @@ class Tokenizer:
             left = left[len(self._bytes[ids[-1]]) :]
         return ids
 
+    def without_marks(self, text: str) -> list[str]:
+        marks = [self.token(i) for i in self._control if len(self.token(i)) > 1]
+        for end in range(1, len(text)):
+            if text.startswith(tuple(marks), end - 1):
+                return [text[:end], *self.without_marks(text[end:])]
+        return [text]
+
     def decode(self, tokens: Any) -> str:
         stream = self.stream()
         return "".join(stream.push(token) for token in tokens) + stream.finish()

@@ -257,27 +257,9 @@ def test_ordinary_widths_and_large_numbers_are_formatted() -> None:
     assert text == "  7|99999999999   7|99999999999 x  | id 99999999999: x 3"
 
 
-class HostileSpelling:
-    """A tokenizer whose control token is spelled with the character that marks breaks."""
-
-    n_vocab = 2
-    chat_template = "{{ messages[0].content }}"
-    bos = eos = None
-    add_bos = False
-
-    def is_control(self, _: int) -> bool:
-        return True
-
-    def token(self, index: int) -> str:
-        return ["\ufdd0\ufdd0", "\ufdd0<b>"][index]
-
-    def encode(self, text: str, *, add_bos: bool, parse_special: bool) -> list[int]:
-        return [ord(char) for char in text]
-
-
 @pytest.mark.timeout(10)
-def test_a_spelling_with_the_mark_of_breaks_ends() -> None:
-    ids = ChatFormat(HostileSpelling()).encode(  # type: ignore[arg-type]
-        [{"role": "user", "content": "a\ufdd0\ufdd0<b>"}]
-    )
-    assert ids == [ord(char) for char in "a<b>"]
+def test_a_spelling_with_the_mark_of_breaks_ends(load: Any) -> None:
+    vocab = ["\ufdd0\ufdd0", "\ufdd0<b>", *"ab<>"]
+    llm = load(chat_template="{{ messages[0].content }}", vocab=vocab, control=[0, 1], eos=0)
+    ids = ChatFormat(llm.tokenizer).encode([{"role": "user", "content": "a\ufdd0\ufdd0<b>"}])
+    assert "".join(vocab[token] for token in ids) == "a<b>"

@@ -301,6 +301,8 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
     ) -> list[int]: ...
+    def without_marks(self, text: str) -> list[str]:
+        """Parts of `text` none of which spells a control token, unless that is one character."""
     def decode(self, tokens: TokenIds) -> str:
         """Text of `tokens`, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
     def token(self, id: int) -> str:

@@ -7,8 +7,9 @@
 mod tests;
 
 use crate::attention::cache::PAGE;
+use crate::attention::kept::Kept;
 use crate::attention::selection::{MeanRule, Selection};
-use crate::attention::units::{Kept, Queries, Unit};
+use crate::attention::units::{Queries, Unit};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;

@@ -54,6 +54,11 @@ impl PyTokenizer {
         Ok(py.detach(|| self.0.encode(text, add_bos, parse_special))?)
     }
 
+    /// Parts of `text` none of which spells a control token, unless that is one character.
+    fn without_marks<'a>(&self, py: Python<'_>, text: &'a str) -> Vec<&'a str> {
+        py.detach(|| self.0.without_marks(text))
+    }
+
     /// Text of `tokens`, control tokens left out; bytes that are no UTF-8 become U+FFFD.
     fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
         let tokens = token_ids(tokens)?;

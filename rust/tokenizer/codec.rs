@@ -22,8 +22,10 @@ pub struct Tokenizer {
     algorithm: Algorithm,
     /// Tokens that are found in any text.
     user_defined: Markers,
-    /// Those, and the marks that are found only where the caller allows it.
+    /// Marks, which are found only where the caller allows it.
     marks: Markers,
+    /// Both together.
+    special: Markers,
     specials: Specials,
     add_bos: bool,
     chat_template: Option<String>,
@@ -82,7 +84,8 @@ impl Tokenizer {
         Ok(Self {
             n_vocab,
             user_defined: markers(&[Kind::UserDefined])?,
-            marks: markers(&[Kind::UserDefined, Kind::Control, Kind::Unknown])?,
+            marks: markers(&[Kind::Control, Kind::Unknown])?,
+            special: markers(&[Kind::UserDefined, Kind::Control, Kind::Unknown])?,
             vocabulary,
             algorithm,
             specials,
@@ -138,7 +141,7 @@ impl Tokenizer {
         let mut ids = Vec::new();
         let mut start = 0;
         if parse_special {
-            for (place, id) in self.marks.find(text) {
+            for (place, id) in self.special.find(text) {
                 // What is user-defined is text, for which a model may have rules of its own.
                 if self.vocabulary.kind(id) != Kind::UserDefined {
                     self.encode_text(&text[start..place.start], &mut ids);
@@ -172,6 +175,27 @@ impl Tokenizer {
                 Fragment::Text(text) => bpe.encode(text, ids),
             }),
         }
+    }
+
+    /// Parts of `text` none of which spells a mark: the first character of each mark is parted from the others.
+    ///
+    /// A mark of one character cannot be parted and stays.
+    pub fn without_marks<'a>(&self, mut text: &'a str) -> Vec<&'a str> {
+        let cut = |text: &str| {
+            self.marks.find(text).find_map(|(place, id)| {
+                let first = text[place.start..].chars().next().map_or(0, char::len_utf8);
+                (self.vocabulary.written(id).len() > first).then_some(place.start + first)
+            })
+        };
+        let mut parts = Vec::new();
+        // The rest is searched again, because parting a mark may uncover a shorter one: the `<b>` in `<a<b>`.
+        while let Some(end) = cut(text) {
+            let (part, rest) = text.split_at(end);
+            parts.push(part);
+            text = rest;
+        }
+        parts.push(text);
+        parts
     }
 
     /// The text of `ids`, without marks; bytes that are no UTF-8 become U+FFFD.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from reprlib import repr as shortened
 from typing import Any
@@ -33,7 +32,6 @@ class ChatFormat:
             )
         self._tokenizer = tokenizer
         self._template = template
-        self._control_tokens: re.Pattern[str] | None = None
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation, up to where the assistant's reply begins.
@@ -68,12 +66,8 @@ class ChatFormat:
     def _as_plain_text(self, where: str, value: Any) -> Any:
         """Copy a part of a message, in the same way."""
         if isinstance(value, str):
-            pattern = self._control_pattern()
             text = checked_text(where, value).replace(_BREAK, "")
-            # Again, because a break may uncover a shorter one: the `<b>` in `<a<b>`.
-            while pattern.search(text):
-                text = pattern.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
-            return text
+            return _BREAK.join(self._tokenizer.without_marks(text))
         if isinstance(value, Mapping):
             return {
                 self._as_plain_text(where, key): self._as_plain_text(where, item)
@@ -82,19 +76,6 @@ class ChatFormat:
         if isinstance(value, (list, tuple)):
             return [self._as_plain_text(where, item) for item in value]
         return value
-
-    def _control_pattern(self) -> re.Pattern[str]:
-        if self._control_tokens is None:
-            tokenizer = self._tokenizer
-            control = [i for i in range(tokenizer.n_vocab) if tokenizer.is_control(i)]
-            # A spelling of one character cannot be broken.
-            spellings = [text for text in map(tokenizer.token, control) if len(text) > 1]
-            # Text is cut at breaks, so one that contains a break never arises.
-            spellings = [text for text in spellings if _BREAK not in text]
-            longest_first = sorted(spellings, key=len, reverse=True)
-            nothing = r"(?!)"
-            self._control_tokens = re.compile("|".join(map(re.escape, longest_first)) or nothing)
-        return self._control_tokens
 
 
 def check_messages(messages: Sequence[Message]) -> None:

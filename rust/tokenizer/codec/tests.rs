@@ -218,6 +218,26 @@ fn marks_of_phi_3_swallow_white_space() {
 }
 
 #[test]
+fn parts_of_a_text_spell_no_marks() {
+    let mut model = tiny_bpe(&[]);
+    for (mark, kind) in [("<a<b>", 3), ("<b>", 2), ("é!", 3), ("w<b>", 4), ("#", 3)] {
+        model.add_token(mark, kind);
+    }
+    let tokenizer = tokenizer(&model).unwrap();
+    for (text, parts) in [
+        ("", &[""][..]),
+        ("a<b", &["a<b"]),
+        ("a<b>c", &["a<", "b>c"]),
+        ("<a<b><b>", &["<", "a<", "b><", "b>"]),
+        ("éé!", &["éé", "!"]),
+        // A user-defined token around it does not save it, because other text may come before; a character is whole.
+        ("w<b>#<b>", &["w<", "b>#<", "b>"]),
+    ] {
+        assert_eq!(tokenizer.without_marks(text), parts, "{text}");
+    }
+}
+
+#[test]
 fn time_does_not_grow_with_the_number_of_marks() {
     let mut model = tiny_bpe(&[]);
     for i in 0..30_000 {
@@ -227,6 +247,7 @@ fn time_does_not_grow_with_the_number_of_marks() {
     let tokenizer = tokenizer(&model).unwrap();
     let text = "<p class='audio'><|audio|><|audio_</p>".repeat(20_000);
     let start = Instant::now();
+    assert_eq!(tokenizer.without_marks(&text).len(), 20_001);
     let ids = tokenizer.encode(&text, Some(false), true).unwrap();
     // A hundred times what is usual; to try every mark at every place takes an hour.
     assert!(start.elapsed() < Duration::from_secs(60));

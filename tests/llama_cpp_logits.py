@@ -27,8 +27,12 @@ LENGTH = 250
 ALLOWED = 1e-5
 # llama.cpp takes GELU from a table of half-precision numbers, whose steps are 2^-11 of a value.
 ALLOWED_GELU = 1e-3
-#: llama.cpp ignores the window of phi3, which transformers apply.
-MODELS = FAMILY_MODELS | {"phi3": with_window("phi3", 0)}
+#: llama.cpp ignores the window of phi3, which transformers apply, and refuses a Llama whose heads
+#: turn in part.
+MODELS = FAMILY_MODELS | {
+    "phi3": with_window("phi3", 0),
+    "llama with biases": FAMILY_MODELS["llama with biases"] | {"rope_dims": None},
+}
 
 
 def main() -> None:
@@ -69,6 +73,8 @@ def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
         type_k=0,
         type_v=0,
         swa_full=True,
+        yarn_beta_fast=-1.0,  # as the file says; the defaults of the binding are numbers
+        yarn_beta_slow=-1.0,
         verbose=False,
     )
     model.reset()

@@ -12,6 +12,7 @@ from . import attention as attention
 from ._specrs import ContextOverflow as ContextOverflow
 from ._specrs import GgufError as GgufError
 from ._specrs import Session as Session
+from .chat.template import TemplateError as TemplateError
 from .completion import Completion as Completion
 from .completion import Stream as Stream
 from .decoding.replay import Replay as Replay

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._specrs import Model, Session, Tokenizer
 from .arguments import (
@@ -21,7 +21,7 @@ from .arguments import (
 )
 from .attention.choice import Attention
 from .attention.choice import check as check_attention
-from .chat.format import ChatFormat
+from .chat.format import ChatFormat, ChatTokens
 from .chat.template import Message
 from .completion import Completion, Stream
 from .decoding.generate import steps
@@ -29,6 +29,7 @@ from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
 from .models import MODELS
+from .options import ChatOptions, Options, OptionsOfChat, check_options, checked_stop_ids
 from .sampling import Sampling
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
@@ -45,22 +46,6 @@ if TYPE_CHECKING:
 
     # Session, token ids, and after how many of the last something is wanted.
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of a generation; `Llama.stream` explains them."""
-
-    max_tokens: int | None
-    sampling: Sampling
-    drafter: Drafter | None
-    draft_length: LengthPolicy | None
-    stop: str | Sequence[str]
-    ignore_eos: bool
-    logprobs: int | None
-    session: Session | None
-    attention: Attention
-    progress: Callable[[int, int], object] | None
-    trace: bool
 
 
 class Llama:
@@ -137,9 +122,10 @@ class Llama:
         text = checked_text("text", text)
         return self.tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`, control tokens left out."""
-        return self.tokenizer.decode(tokens)
+    def detokenize(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `tokens`, control tokens left out unless they are asked for."""
+        skip = checked_bool("skip_special_tokens", skip_special_tokens)
+        return self.tokenizer.decode(tokens, skip_special_tokens=skip)
 
     def session(self) -> Session:
         """Return a new, empty session."""
@@ -186,29 +172,47 @@ class Llama:
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """Generate and return everything at once; arguments and errors as for `stream`."""
-        _check_options("generate", options)
+        check_options("generate", options)
         return self.stream(prompt, **options).collect()
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
+    def chat(self, messages: Sequence[Message], **options: Unpack[OptionsOfChat]) -> Completion:
         """Reply to a conversation and return everything at once; arguments as for `stream_chat`."""
-        _check_options("chat", options)
+        check_options("chat", options, OptionsOfChat)
         return self.stream_chat(messages, **options).collect()
 
-    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[OptionsOfChat]) -> Stream:
         """Reply to a conversation, formatted by the chat template of the file.
 
         Args:
-            messages: Dicts with "role" and "content", the latest last.
-            **options: As for `stream`.
+            messages: As for `chat_tokens`.
+            **options: As for `chat_tokens` and for `stream`.
 
-        Raises TemplateError, a ValueError, for what the template refuses.
+        Raises what `chat_tokens` and `stream` do.
         """
-        _check_options("stream_chat", options)
-        return self.stream(self.chat_tokens(messages), **options)
+        check_options("stream_chat", options, OptionsOfChat)
+        given: Any = dict(options)
+        prompt = {name: given.pop(name) for name in ChatOptions.__annotations__ if name in given}
+        return self.stream(self.chat_tokens(messages, **prompt), **given)
 
-    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
-        """Return the prompt that the chat template makes of a conversation; errors as above."""
-        return list(self._chat_format.encode(messages))
+    def chat_tokens(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
+        """Return the prompt that the chat template of the file makes of a conversation.
+
+        Args:
+            messages: Dicts with "role" and "content", which is text or a list of parts such as
+                `{"type": "text", "text": "..."}`; the latest last. Replies may have "tool_calls",
+                their arguments as JSON text or as a dict. What they spell stays text: it never
+                becomes a mark that begins or ends a turn.
+            **options: `tools`, descriptions of what the model may call; `template_variables`, a
+                dict of what else the template reads, such as `enable_thinking` or `documents`;
+                `continue_final_message=True` to go on with the last message, a begun reply; and
+                `add_generation_prompt=False` to begin none.
+
+        Raises TypeError or ValueError for malformed arguments and for those that the template does
+        not read; TemplateError, a ValueError, for what the template refuses, and if it takes more
+        than 2 s or 256 MiB.
+        """
+        check_options("chat_tokens", options, ChatOptions)
+        return self._chat_format.encode(messages, **options)
 
     def stream(
         self,
@@ -219,7 +223,9 @@ class Llama:
         drafter: Drafter | None = None,
         draft_length: LengthPolicy | None = None,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Collection[int] = (),
         ignore_eos: bool = False,
+        skip_special_tokens: bool = True,
         logprobs: int | None = None,
         session: Session | None = None,
         attention: Attention = "dense",
@@ -236,8 +242,11 @@ class Llama:
                 is the same, only the speed differs; but on the candle devices rows of logits are
                 not equal to the bit, and text can differ where two tokens are nearly as likely.
             draft_length: How far to guess; None is `AdaptiveLength()`: as far as it pays.
-            stop: Text or texts before which the result ends.
+            stop: Text or texts before which the result ends; one that names a control token, such
+                as "<|im_end|>", stands for that token.
+            stop_token_ids: Ids that end it as the model's own end tokens do.
             ignore_eos: Go on after the model's own end tokens.
+            skip_special_tokens: Leave control tokens out of the text.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
             session: Continue here: what it shares with the prompt, as exact as it is wanted, is not
@@ -276,12 +285,16 @@ class Llama:
             raise TypeError(f"progress must be callable as progress(done, total), not {progress!r}")
         length = self._checked_drafting(drafter, draft_length)
         session = self._checked_session(session)
-        end_ids = (
-            frozenset()
-            if checked_bool("ignore_eos", ignore_eos)
-            else frozenset(self.tokenizer.end_ids)
+        end_ids = set(checked_stop_ids(stop_token_ids, self.n_vocab))
+        end_ids.update(id_ for id_ in map(self.tokenizer.control_id, stops) if id_ is not None)
+        if not checked_bool("ignore_eos", ignore_eos):
+            end_ids.update(self.tokenizer.end_ids)
+        decoder = self.tokenizer.stream(
+            # Only a new reply of a chat begins a text.
+            continuing=not isinstance(prompt, ChatTokens) or prompt.continued,
+            skip_special_tokens=checked_bool("skip_special_tokens", skip_special_tokens),
         )
-        writer = TextWriter(self.tokenizer.stream(continuing=True), stops, end_ids)
+        writer = TextWriter(decoder, stops, end_ids)
         generation = Generation(
             prompt=ids,
             n_ctx=self.n_ctx,
@@ -366,15 +379,6 @@ class Llama:
             f"Llama({str(self.path)!r}, n_ctx={self.n_ctx}, threads={self.threads}, "
             f"device={self.device!r})"
         )
-
-
-def _check_options(method: str, options: Iterable[str]) -> None:
-    """Raise TypeError for an option that no generation has."""
-    for name in options:
-        if name not in Options.__annotations__:
-            known = name in Sampling.__dataclass_fields__
-            hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if known else ""
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def _require(name: str, value: object, wanted: type) -> None:

@@ -136,7 +136,8 @@ TEMPLATES: dict[str, str] = {
     ),
     "alternating": (
         "{{ bos_token }}{% for m in messages %}"
-        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}{% if m.role == 'user' %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% if m.role == 'user' %}"
         "{{ '[INST] ' + m.content.strip() + ' [/INST]' }}{% else %}"
         "{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
     ),
@@ -155,7 +156,8 @@ TEMPLATES: dict[str, str] = {
     ),
     "calls in text": (
         "{% for m in messages %}{% if m.tool_calls %}{% for call in m.tool_calls %}"
-        "{{ '<call>' + call['function']['name'] + '\n' + call['function']['arguments'] + '</call>' }}"
+        "{{ '<call>' + call['function']['name'] + '\n' + call['function']['arguments'] + "
+        "'</call>' }}"
         "{% endfor %}{% else %}{{ m['role'] + ': ' + m['content'] }}{% endif %}{% endfor %}"
     ),
     "thinking": (
@@ -167,13 +169,15 @@ TEMPLATES: dict[str, str] = {
     ),
     "documents": (
         "{% if documents %}{% for d in documents %}[{{ loop.index }}] {{ d.title | upper }}: "
-        "{{ d['text'] }}\n{% endfor %}{% endif %}{{ messages | map(attribute='content') | join('|') }}"
+        "{{ d['text'] }}\n{% endfor %}{% endif %}"
+        "{{ messages | map(attribute='content') | join('|') }}"
         "{{ messages[0].content | replace('tower', '<|tower|>') }}"
     ),
     "blocks": (
         "{% set ns = namespace(text='') %}{% for m in messages %}{% set body %}{{ m.content }};"
         "{% endset %}{% set ns.text = ns.text + body %}{% endfor %}{{ ns.text }}"
-        "{% for line in messages[0].content.splitlines() %}{{ loop.index }}{{ line[::-1] }}{% endfor %}"
+        "{% for line in messages[0].content.splitlines() %}{{ loop.index }}{{ line[::-1] }}"
+        "{% endfor %}"
         "{% generation %}{{ '%s and %05.1f' % (messages[0].role, 2.5) }}{% endgeneration %}"
     ),
 }

@@ -120,7 +120,7 @@ def test_a_stop_text_that_is_a_control_token_ends_at_that_token(
     [
         ({"stop_token_ids": [5]}, ValueError, r"stop_token_ids\[0\] is 5, outside .* of 5"),
         ({"stop_token_ids": [1, -1]}, ValueError, r"stop_token_ids\[1\] is -1"),
-        ({"stop_token_ids": ["ab"]}, TypeError, r"stop_token_ids\[0\] must be an int"),
+        ({"stop_token_ids": ["ab"]}, TypeError, r"stop_token_ids\[0\] must be a token id"),
         ({"stop_token_ids": 3}, TypeError, "must be token ids, not 3"),
         ({"stop_token_ids": "ab"}, TypeError, "must be token ids, not 'ab'"),
         ({"skip_special_tokens": 0}, TypeError, "skip_special_tokens must be True or False"),

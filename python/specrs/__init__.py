@@ -23,6 +23,7 @@ from .llama import Llama as Llama
 from .models import pull as pull
 from .sampling import Sampling as Sampling
 from .sampling import TokenLogprob as TokenLogprob
+from .scoring import Score as Score
 from .speculation.adaptive import AdaptiveLength as AdaptiveLength
 from .speculation.draft_model import DraftModel as DraftModel
 from .speculation.drafters import Chain as Chain

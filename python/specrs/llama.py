@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Sequence, Set, Sized
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from .arguments import (
     checked_positive,
     checked_stop,
     checked_text,
+    checked_token_ids,
 )
 from .attention.choice import Attention
 from .attention.choice import check as check_attention
@@ -29,8 +30,9 @@ from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
 from .models import MODELS
-from .options import ChatOptions, Options, OptionsOfChat, check_options, checked_stop_ids
+from .options import ChatOptions, Options, OptionsOfChat, check_options, checked_length
 from .sampling import Sampling
+from .scoring import Score, checked_top_logprobs, scores, several, texts
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
 from .speculation.drafters import Drafter
@@ -283,9 +285,12 @@ class Llama:
         self._model.check_attention(pattern)
         if progress is not None and not callable(progress):
             raise TypeError(f"progress must be callable as progress(done, total), not {progress!r}")
-        length = self._checked_drafting(drafter, draft_length)
+        length = checked_length(drafter, draft_length, self)
+        length = AdaptiveLength(self._cost) if length is None else length
         session = self._checked_session(session)
-        end_ids = set(checked_stop_ids(stop_token_ids, self.n_vocab))
+        if isinstance(stop_token_ids, Set):
+            stop_token_ids = sorted(stop_token_ids)
+        end_ids = set(checked_token_ids("stop_token_ids", stop_token_ids, self.n_vocab))
         end_ids.update(id_ for id_ in map(self.tokenizer.control_id, stops) if id_ is not None)
         if not checked_bool("ignore_eos", ignore_eos):
             end_ids.update(self.tokenizer.end_ids)
@@ -317,6 +322,57 @@ class Llama:
             has_logprobs=logprobs is not None,
         )
 
+    # Text is a sequence of texts as well.
+    @overload
+    def score(  # type: ignore[overload-overlap]
+        self,
+        prompt: str | Sequence[int],
+        continuations: str | Sequence[int] | None = None,
+        *,
+        top_logprobs: int = 0,
+    ) -> Score: ...
+
+    @overload
+    def score(
+        self,
+        prompt: str | Sequence[int],
+        continuations: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        top_logprobs: int = 0,
+    ) -> list[Score]: ...
+
+    def score(
+        self, prompt: Any, continuations: Any = None, *, top_logprobs: int = 0
+    ) -> Score | list[Score]:
+        """Return how likely the model holds a text to be, or each of several continuations of it.
+
+        The logits of all positions are never held at once, and a shared prompt is evaluated once.
+
+        Args:
+            prompt: Text, which begins with BOS if the file says so, or ids, which stay as they are.
+            continuations: None scores the prompt itself. One or several texts, or ids where the
+                prompt is ids, are scored as what follows it: tokenised together with it, and with
+                the white space at its end, as EleutherAI's evaluation harness does.
+            top_logprobs: Tell for every token this many most likely ones at its place.
+
+        Raises TypeError, ValueError, or ContextOverflow for what is too long.
+        """
+        count = checked_top_logprobs(top_logprobs, self.n_vocab)
+        listed = several(continuations)
+        single = continuations is not None and listed is None
+        wanted, names = texts(self.tokenizer, prompt, [continuations] if single else listed)
+        found = scores(
+            self.session,
+            self.tokenizer,
+            wanted,
+            names,
+            n_ctx=self.n_ctx,
+            n_vocab=self.n_vocab,
+            threads=self.threads,
+            top_logprobs=count,
+        )
+        return list(found) if listed is not None else next(found)
+
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(checked_text("prompt", prompt))
@@ -337,30 +393,6 @@ class Llama:
         if len(ids) == self.n_ctx:  # of an iterator that may have no end
             room(self.n_ctx, self.n_ctx, None, self._model.n_ctx_train, more=True)
         return ids
-
-    def _checked_drafting(
-        self, drafter: Drafter | None, draft_length: LengthPolicy | None
-    ) -> LengthPolicy:
-        if drafter is None:
-            if draft_length is not None:
-                raise ValueError(
-                    "draft_length has no effect without a drafter; pass drafter= as well"
-                )
-            return AdaptiveLength(self._cost)
-        if isinstance(drafter, type) or not isinstance(drafter, Drafter):
-            raise TypeError(
-                f"drafter must be an object with a method propose(tokens, k), not {drafter!r}"
-            )
-        check_target = getattr(drafter, "check_target", None)
-        if check_target is not None:
-            check_target(self)
-        if draft_length is None:
-            return AdaptiveLength(self._cost)
-        if isinstance(draft_length, type) or not isinstance(draft_length, LengthPolicy):
-            raise TypeError(
-                f"draft_length must be a policy such as specrs.FixedLength(4), not {draft_length!r}"
-            )
-        return draft_length
 
     def _checked_session(self, session: Session | None) -> Session:
         if session is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from .arguments import NO_TOKEN_IDS, checked_int
 from .attention.choice import Attention
 from .sampling import Sampling
 from .speculation.drafters import Drafter
@@ -46,6 +45,30 @@ class OptionsOfChat(Options, ChatOptions, total=False):
     """The keyword arguments of a reply."""
 
 
+def checked_length(
+    drafter: Drafter | None, draft_length: LengthPolicy | None, llm: Any
+) -> LengthPolicy | None:
+    """Return `draft_length`; TypeError or ValueError unless it and `drafter` fit together."""
+    if drafter is None:
+        if draft_length is not None:
+            raise ValueError("draft_length has no effect without a drafter; pass drafter= as well")
+        return None
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+        raise TypeError(
+            f"drafter must be an object with a method propose(tokens, k), not {drafter!r}"
+        )
+    check_target = getattr(drafter, "check_target", None)
+    if check_target is not None:
+        check_target(llm)
+    if draft_length is None:
+        return None
+    if isinstance(draft_length, type) or not isinstance(draft_length, LengthPolicy):
+        raise TypeError(
+            f"draft_length must be a policy such as specrs.FixedLength(4), not {draft_length!r}"
+        )
+    return draft_length
+
+
 def check_options(method: str, options: Iterable[str], known: type = Options) -> None:
     """Raise TypeError for an option that is not among the `known` ones."""
     for name in options:
@@ -53,16 +76,3 @@ def check_options(method: str, options: Iterable[str], known: type = Options) ->
             belongs = name in Sampling.__dataclass_fields__
             hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if belongs else ""
             raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
-
-
-def checked_stop_ids(ids: Any, n_vocab: int) -> frozenset[int]:
-    """Return the ids of `stop_token_ids`; TypeError or ValueError if they are none."""
-    if isinstance(ids, (set, frozenset)):
-        ids = sorted(ids)
-    if isinstance(ids, NO_TOKEN_IDS) or not isinstance(ids, Iterable):
-        raise TypeError(f"stop_token_ids must be token ids, not {ids!r}")
-    checked = [checked_int(f"stop_token_ids[{i}]", token) for i, token in enumerate(ids)]
-    for i, token in enumerate(checked):
-        if not 0 <= token < n_vocab:
-            raise ValueError(f"stop_token_ids[{i}] is {token}, outside the vocabulary of {n_vocab}")
-    return frozenset(checked)

@@ -55,7 +55,7 @@ impl CpuModel {
     /// Loads the weights of the decoder described; a forward will use `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is no memory for them, [`Error::Interrupted`] if `poll` said so.
+    /// [`Error::Memory`] if there is no memory for them, [`Error::Interrupted`] if `poll` said so.
     pub fn load(
         description: Description<'_>,
         kernels: Kernels,

@@ -21,7 +21,7 @@ pub enum Engine {
     /// Our kernels on the CPU.
     Cpu(CpuModel),
     /// candle's tensors.
-    Candle(CandleModel),
+    Candle(Box<CandleModel>),
 }
 
 /// The key/value cache that belongs to an engine.
@@ -62,7 +62,7 @@ impl Engine {
         Self::check_device(device)?;
         Ok(match device {
             "cpu" => Self::Cpu(CpuModel::load(description, Kernels::detect()?, threads, poll)?),
-            _ => Self::Candle(CandleModel::load(description, device, poll)?),
+            _ => Self::Candle(Box::new(CandleModel::load(description, device, poll)?)),
         })
     }
 
@@ -140,6 +140,12 @@ impl Engine {
     /// # Errors
     /// [`Error::Argument`] if not.
     pub fn check_pattern(&self, pattern: &Pattern) -> Result<()> {
+        if self.config().blocks.iter().all(|block| block.window.is_some()) {
+            return Err(Error::Argument(format!(
+                "attention={pattern} has nothing to choose: every block of this model sees only a window of the last \
+                 positions, which is exact; leave `attention` out"
+            )));
+        }
         match self {
             Self::Candle(_) if pattern.is_dynamic() => Err(Error::Argument(format!(
                 "attention={pattern} chooses blocks by their contents, which only device=\"cpu\" can do; \

@@ -28,6 +28,8 @@ pub struct Checked<'a> {
     pub n_ctx: usize,
     /// Worker threads.
     pub threads: usize,
+    /// What a user may want to know of how the model will run.
+    pub notes: Vec<String>,
 }
 
 impl<'a> Options<'a> {
@@ -58,8 +60,8 @@ impl<'a> Options<'a> {
                 "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
             )));
         }
-        description.config.settle(n_ctx);
-        Ok(Checked { description, device: self.device, n_ctx, threads })
+        let notes = description.config.settle(n_ctx);
+        Ok(Checked { description, device: self.device, n_ctx, threads, notes })
     }
 }
 
@@ -77,10 +79,10 @@ impl Model {
     /// Loads a model that was checked.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is no memory for the weights, [`Error::Gguf`] if the device lacks the type of a tensor,
+    /// [`Error::Memory`] if there is no memory for the weights, [`Error::Gguf`] if the device lacks the type of a tensor,
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(checked: Checked<'_>, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let Checked { description, device, n_ctx, threads } = checked;
+        let Checked { description, device, n_ctx, threads, .. } = checked;
         let engine = Engine::load(description, device, threads, poll)?;
         let mut identity = engine.identity().clone();
         engine.config().identify(&mut identity);
@@ -154,6 +156,37 @@ mod tests {
             tensor.data.extend([1; 3 * 64 * 4]);
         }
         model
+    }
+
+    #[test]
+    fn loading_polls_for_every_piece_and_stops_when_told() {
+        const N_FF: u64 = 8192;
+        let mut wide = tiny_llama();
+        wide.set("llama.feed_forward_length", Value::U64(N_FF));
+        for tensor in &mut wide.tensors {
+            if let Some(n) = tensor.shape.iter_mut().find(|n| **n == 96) {
+                *n = N_FF;
+                tensor.data.resize(tensor.shape.iter().product::<u64>() as usize * 4, 1);
+            }
+        }
+        let file = wide.file();
+        let file = GgufFile::open(file.path()).unwrap();
+        let load = |last: Option<usize>| {
+            let mut polls = 0;
+            let mut poll = || {
+                polls += 1;
+                Some(polls) == last
+            };
+            let options = Options { n_ctx: None, threads: Some(1), device: "cpu" };
+            let result = Model::load(options.check(&file).unwrap(), &mut poll);
+            (polls, result.err())
+        };
+        let (polls, error) = load(None);
+        assert!(error.is_none() && file.size() > 12 << 20);
+        // One for half a megabyte, which is packed in a millisecond: a larger file has as many more.
+        assert!(polls as u64 * (1 << 19) > file.size(), "{polls} polls for {} bytes", file.size());
+        let (polls, error) = load(Some(3));
+        assert!(matches!(error, Some(Error::Interrupted)) && polls == 3);
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Session {
         Ok(self.append(tokens, Wanted::Choices(positions), None, poll)?.choices())
     }
 
-    /// As [`Session::forward`], for a whole prompt: in pieces, between which `progress` is told how many tokens are
+    /// As [`Session::forward`], for a whole prompt, of which nothing need be wanted: in pieces, between which `progress` is told how many tokens are
     /// done and says whether to go on; and attending to what the pattern of `attention` keeps.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Session {
         progress: &mut dyn FnMut(usize) -> bool,
         poll: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<f32>> {
-        self.check(tokens, Wanted::Logits(logits), 1)?;
+        self.check(tokens, Wanted::Logits(logits), 0)?;
         attention.map_or(Ok(()), |attention| self.model.engine().check_attention(attention))?;
         let (start, mut out) = (self.tokens.len(), Vec::new());
         let count = logits.saturating_mul(self.model.config().n_vocab);

@@ -53,17 +53,28 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return path
 
 
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """Give the path of the real model, fetched once; SPECRS_REQUIRE_MODEL=1 forbids its absence."""
+def pulled(name: str) -> Path:
+    """Give the path of a real model, fetched once; SPECRS_REQUIRE_MODEL=1 forbids its absence."""
     import specrs
 
     try:
-        return Path(specrs.pull("smollm2-135m"))
+        return Path(specrs.pull(name))
     except OSError as error:
         if os.environ.get("SPECRS_REQUIRE_MODEL") == "1":
             raise
-        pytest.skip(f"smollm2-135m could not be fetched: {error}")
+        pytest.skip(f"{name} could not be fetched: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Give the path of SmolLM2-135M-Instruct in Q4_1."""
+    return pulled("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Give the path of Gemma 3 270M, a base model, in Q4_K_M."""
+    return pulled("gemma3-270m")
 
 
 @dataclass

@@ -140,6 +140,7 @@ class Model:
         self.weight_bytes = 1000
         self.n_ctx_train = self.n_ctx
         self.passes = (0, 0)
+        self.windows: list[int | None] = [None]
         self.cache_bytes_per_token = 8
         self.notes: list[str] = settings.get("notes", [])
         self.tokenizer = Tokenizer(self)
@@ -261,7 +262,7 @@ class Session:
         holder: int = 0,
     ) -> npt.NDArray[np.float32]:
         assert attention is None, "the toy looks at everything"
-        rows = self.forward_last(tokens, positions, holder=holder)
+        rows = self.forward_last(tokens, max(positions, 1), holder=holder)[:positions]
         if progress is not None:
             progress(len(tokens), len(tokens))
         return rows

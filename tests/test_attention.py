@@ -280,7 +280,8 @@ def test_a_report_of_progress_cannot_use_its_session(model: Model) -> None:
                 use()
         seen.append((done, total))
 
-    session.prefill(random_ids(model, 20), progress=report)
+    nothing = session.prefill(random_ids(model, 20), positions=0, progress=report)
+    assert nothing.shape == (0, model.n_vocab)
     assert seen == [(20, 20)]
     assert len(session) == 20
 

@@ -17,7 +17,7 @@ import fake_engine
 import specrs
 from conftest import Run
 from specrs.cli import display
-from specrs.cli.demo import DEMO_PROMPT
+from specrs.cli.demo import DEMO_PROMPT, DEMO_RECORDS
 from specrs.models import MODELS
 
 
@@ -246,6 +246,18 @@ def test_errors_of_the_system_carry_no_number(
     assert run("pull", toy).err == "specrs: there.gguf: No such file or directory\n"
 
 
+def test_a_model_too_large_for_memory_is_a_mistake_of_one_line(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("there is no memory for the 8 bytes of the weights; close other programs")
+
+    monkeypatch.setattr(specrs, "Llama", fail)
+    ran = run("generate", toy, "-p", "x")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("specrs: there is no memory for the 8 bytes of the weights; close")
+
+
 def test_a_fault_of_ours_is_not_called_a_mistake(
     toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +324,19 @@ def test_demo_shows_that_both_results_are_the_same(
     assert any(line.startswith("identical: yes (") for line in lines)
     assert any(line.startswith("speed-up: ") and line.endswith("x") for line in lines)
     assert "drafted accepted" in ran.out
+
+
+def test_demo_continues_text_with_a_model_that_does_not_chat(
+    tmp_path: Path, toy: Path, run: Run
+) -> None:
+    settings = json.loads(toy.read_text())
+    base = tmp_path / "base.gguf"
+    base.write_text(json.dumps(settings | {"chat_template": None}))
+    ran = run("demo", "--model", base, "--max-tokens", 60)
+    assert ran.code == 0
+    assert DEMO_RECORDS in ran.out
+    assert ran.out.count(specrs.Llama(base).generate(DEMO_RECORDS, max_tokens=60).text) == 2
+    assert "identical: yes (" in ran.out
 
 
 def test_demo_fails_if_the_results_differ(

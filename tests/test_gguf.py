@@ -256,11 +256,11 @@ def test_impossible_settings_are_refused(tiny: Callable[..., Path], key: str) ->
 
 def test_other_kinds_of_model_are_refused_by_name(tiny: Callable[..., Path]) -> None:
     files = {
-        "architecture": tiny(architecture="qwen2"),
+        "architecture": tiny(architecture="deepseek2"),
         "experts": tiny(metadata={"llama.expert_count": 8}),
-        "yarn": tiny(metadata={"llama.rope.scaling.type": "yarn"}),
+        "rope": tiny(metadata={"llama.rope.scaling.type": "spiral"}),
     }
-    mentions = {"architecture": "qwen2", "experts": "expert", "yarn": "yarn"}
+    mentions = {"architecture": "deepseek2", "experts": "expert", "rope": "spiral"}
     assert_refused(files, mentions)
     with pytest.raises(GgufError, match="llama"):  # what does work
         Model(files["architecture"])

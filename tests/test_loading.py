@@ -1,8 +1,10 @@
-"""What loading a model needs, from its header alone."""
+"""What loading a model needs: told from its header alone, and an error where it is not there."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,38 @@ def test_a_plan_is_refused_where_loading_is(tiny: Callable[..., Path]) -> None:
             plan(**options)
     with pytest.raises(TypeError, match="n_ctx"):
         plan(n_ctx=8.5)  # type: ignore[arg-type]
-    with pytest.raises(GgufError, match="qwen2"):
-        GgufFile(tiny(architecture="qwen2")).plan()
+    with pytest.raises(GgufError, match="deepseek2"):
+        GgufFile(tiny(architecture="deepseek2")).plan()
     with pytest.raises(GgufError, match="tokenizer"):
         GgufFile(tiny(metadata={"tokenizer.ggml.model": "rwkv"})).plan()
+
+
+# Argument: the file. Memory is enough to map it, and then not for its weights.
+NO_MEMORY = """
+import os, resource, sys
+from specrs._specrs import Model
+size = os.path.getsize(sys.argv[1])
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+_, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (mapped + size + (100 << 20), hard))
+try:
+    Model(sys.argv[1], threads=2)
+except MemoryError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+print(Model(sys.argv[1], threads=2).session().choose_last([1, 2, 3], 1))
+"""
+
+
+def test_weights_without_memory_are_an_error(tiny: Callable[..., Path]) -> None:
+    """250 MB: not a crash, and the next attempt is not hurt by it."""
+    sizes = {"n_layer": 8, "n_embd": 1024, "n_head": 16, "n_ff": 8192, "n_vocab": 4096}
+    path = tiny(quant="Q8_0", shared=True, **sizes)
+    assert path.stat().st_size > 240_000_000
+    command = [sys.executable, "-c", NO_MEMORY, str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    error, answer = run.stdout.splitlines()
+    assert "there is no memory for the " in error
+    assert "bytes of the weights; close other programs" in error
+    assert answer.startswith("[")

@@ -12,7 +12,7 @@ are checked:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,13 @@ def most_rows_error(oracle: Reference, logits: Forward) -> float:
     return float(np.median(np.concatenate(rows)))
 
 
-def check_long(
-    path: Path,
-    logits: npt.NDArray[np.float32],
-    tokens: list[int],
-    allowed: float = NOT_SHARED,
-    n_ctx: int | None = None,
-) -> None:
-    exact = Reference(path, np.float64, n_ctx).logits(tokens)
-    rounded = RoundedReference(path, np.float64, n_ctx).logits(tokens)
+def check_long(path: Path, logits: npt.NDArray[np.float32], tokens: list[int]) -> None:
+    exact = Reference(path, np.float64).logits(tokens)
+    check_rows(logits, exact, RoundedReference(path, np.float64).logits(tokens), NOT_SHARED)
+
+
+def check_rows(logits: Array, exact: Array, rounded: Array, allowed: float) -> None:
+    """Fail if all rows together differ from `rounded` by more than `allowed` of its own error."""
     assert logits.shape == exact.shape
     assert logits.std() > 1, "the test model says nothing"
     assert rms(logits - rounded) <= allowed * rms(rounded - exact)
@@ -92,13 +90,13 @@ def check(path: Path, model: Model, most_rows: float = MOST_ROWS_ERROR) -> None:
     check_long(path, logits(TOKENS), TOKENS)
 
 
-def candle_allowed(path: Path, exact: Array, tokens: Sequence[int] = TOKENS) -> float:
+def candle_allowed(path: Path, exact: Array, tokens: list[int]) -> float:
     """Tell how far candle may be from `exact`: it rounds less, so nothing is said of where."""
     rounding = CandleReference(path, np.float64).logits(tokens) - exact
     return float(RMS_SLACK * rms(rounding) + SUMMATION_ERROR)
 
 
-def check_candle(path: Path, tokens: Sequence[int] = TOKENS) -> None:
+def check_candle(path: Path, tokens: list[int] = TOKENS) -> None:
     """It keeps its cache in float32, and rounds nothing where weights are floats."""
     model = Model(path, device="candle-cpu")
     assert model.device == "candle-cpu"

@@ -10,6 +10,7 @@ import pytest
 
 from doctored import Doctor
 from specrs._specrs import GgufError, GgufFile, Model
+from tensors import Block
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hybrid": ({"architecture": "qwen35"}, '"qwen35" keeps a recurrent state.*supported: "llama"'),
@@ -23,7 +24,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other": ({"architecture": "deepseek2"}, '"deepseek2" is not supported .supported: "llama"'),
     "embedding": ({"metadata": {"llama.pooling_type": 3}}, "for vectors.*pooling_type` is 3"),
     "not causal": ({"metadata": {"llama.attention.causal": False}}, "vectors.*causal` is false"),
-    "reranker": ({"extra_tensors": ("cls.output.weight",)}, "vectors.*cls.output.weight"),
+    "reranker": ({"extra_tensors": ("cls.weight",)}, "vectors.*cls.weight"),
     "experts": ({"metadata": {"llama.expert_count": 8}}, "8 experts.*expert_count"),
     "gating": ({"metadata": {"llama.expert_gating_func": 2}}, "expert_gating_func` = 2"),
     "groups": ({"metadata": {"llama.expert_group_count": 4}}, "expert_group_count` = 4"),
@@ -44,8 +45,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "keys of 16 and values of 32",
     ),
     "window period": (
-        {"metadata": {"llama.attention.sliding_window_pattern": 3}},
-        "sliding_window_pattern` is 3.*from 1 to the 2 blocks",
+        {"architecture": "gemma3", "keys": {"attention.sliding_window_pattern": 3}},
+        "sliding_window_pattern` must be from 1 to the 2 blocks.*is 3",
     ),
     "scaled weights": ({"extra_tensors": ("blk.0.attn_q.scale",)}, "NVFP4 or FP8.*take.*Q4_K_M"),
     "scaled inputs": ({"extra_tensors": ("blk.0.attn_q.input_scale",)}, "NVFP4 or FP8"),
@@ -71,7 +72,7 @@ def test_tensor_types_are_refused_by_name(
     tiny: Callable[..., Path], tmp_path: Path, number: int, name: str
 ) -> None:
     doctor = Doctor(tiny(quant="Q4_0"), tmp_path)
-    tensor = "blk.0.attn_k.weight"
+    tensor = Block(0).attn_k
     path = doctor.patch("type", (doctor.layout.tensors[tensor].type_at, "I", number))
     with pytest.raises(
         GgufError, match=rf"{tensor}` is of type {name}, .*Q4_K.*; take a file in Q4_K_M or Q8_0"

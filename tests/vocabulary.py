@@ -39,6 +39,7 @@ class Vocabulary:
     bos: int
     eos: int
     add_bos: bool
+    add_space_prefix: bool | None = None  # None: the file does not say
     pre: str | None = None
     scores: list[float] | None = None
     merges: list[str] = field(default_factory=list)
@@ -61,6 +62,8 @@ class Vocabulary:
         writer.add_bos_token_id(self.bos)
         writer.add_eos_token_id(self.eos)
         writer.add_add_bos_token(self.add_bos)
+        if self.add_space_prefix is not None:
+            writer.add_add_space_prefix(self.add_space_prefix)
         if self.pre is not None:
             writer.add_tokenizer_pre(self.pre)
         if self.merges:
@@ -141,4 +144,5 @@ def vocabulary_of(path: Path) -> Vocabulary:
         bos=get("bos_token_id"),
         eos=get("eos_token_id"),
         add_bos=get("add_bos_token", get("model") == "llama"),
+        add_space_prefix=get("add_space_prefix"),
     )

@@ -70,7 +70,7 @@ class Model:
         threads: CPU threads of a forward; None is the physical cores this process may use.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
-    Raises OSError, GgufError, or ValueError for an argument out of range.
+    Raises OSError, GgufError, MemoryError, or ValueError for an argument out of range.
     """
 
     def __new__(
@@ -107,6 +107,9 @@ class Model:
         That happens while other processes hold the cores, or where the system refuses threads; it
         changes the speed, never a bit. (0, 0) on the candle engine.
         """
+    @property
+    def windows(self) -> list[int | None]:
+        """How many positions a query sees in each layer, its own included; None is all."""
     @property
     def cache_bytes_per_token(self) -> int: ...
     @property
@@ -221,7 +224,7 @@ class Session:
             tokens: The ids.
             attention: What they look at: "dense" or None for everything, "auto", or a pattern of
                 `specrs.attention`; ValueError if this device cannot run it.
-            positions: How many of the last positions need logits.
+            positions: How many of the last positions need logits; 0 for none.
             progress: Called as `progress(done, total)` after every piece of the prompt; an
                 exception that it raises cancels the call and leaves the session as it was.
             prompt_length: Positions of the session when the prompt is complete; None if it is after
@@ -305,12 +308,10 @@ class Tokenizer:
     def token_bytes(self, id: int) -> bytes:
         """The bytes that `id` adds to a text: none, if it is a control token or padding."""
     @property
-    def notes(self) -> list[str]:
-        """What the file says about its marks and cannot be followed, a sentence each."""
+    def notes(self) -> list[str]: ...
     def token(self, id: int) -> str:
         """The vocabulary's own string of `id`, for messages and comparisons."""
-    def control_id(self, name: str) -> int | None:
-        """The control token called `name`, such as "<|im_end|>"."""
+    def control_id(self, name: str) -> int | None: ...
     def is_control(self, id: int) -> bool: ...
     def is_padding(self, id: int) -> bool:
         """Whether `id` is an unused row that only pads the vocabulary."""

@@ -60,8 +60,8 @@ class Llama:
             candle it decides, and the attribute `threads` says nothing.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
-    Raises OSError if the file cannot be read, GgufError if it is malformed or not supported, and
-    ValueError for an argument out of range.
+    Raises OSError if the file cannot be read, GgufError if it is malformed or not supported,
+    MemoryError if there is no room for the weights, and ValueError for an argument out of range.
 
     >>> llm = Llama(specrs.pull("smollm2-135m"))
     >>> llm.generate("The capital of France is", max_tokens=8).text
@@ -91,6 +91,7 @@ class Llama:
         self.kernels = self._model.kernels
         self.weight_bytes = self._model.weight_bytes
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
+        self.windows = self._model.windows
         self._cost = MeasuredCost()  # of forwards, learned by all generations together
 
     @property

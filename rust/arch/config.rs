@@ -163,12 +163,13 @@ impl Config {
         Self { pairs: Pairs::Halves, ..self }
     }
 
-    /// Fixes what depends on how many positions a session has.
-    pub fn settle(&mut self, n_ctx: usize) {
-        self.ropes.iter_mut().for_each(|rope| rope.settle(n_ctx));
+    /// Fixes what depends on how many positions a session has; what a user may want to know of it.
+    pub fn settle(&mut self, n_ctx: usize) -> Vec<String> {
+        let notes = self.ropes.iter_mut().filter_map(|rope| rope.settle(n_ctx)).collect();
         for block in &mut self.blocks {
             block.window = block.window.filter(|&window| window < n_ctx);
         }
+        notes
     }
 
     /// What scores, which are logarithms to base 2, are multiplied with in the row of a query at `position`.

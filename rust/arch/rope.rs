@@ -115,13 +115,17 @@ impl RopeTable {
         Self { freqs: freqs.collect(), ..self.clone() }
     }
 
-    /// The same for sessions of `n_ctx` positions.
-    pub fn settle(&mut self, n_ctx: usize) {
-        if let Some((original, freqs)) = self.long.take() {
-            if n_ctx > original {
-                self.freqs = freqs;
-            }
+    /// Decides for sessions of `n_ctx` positions which frequencies count, and says which, if there is a choice.
+    pub fn settle(&mut self, n_ctx: usize) -> Option<String> {
+        let (original, freqs) = self.long.take()?;
+        let is_long = n_ctx > original;
+        if is_long {
+            self.freqs = freqs;
         }
+        let (which, how) = if is_long { ("long", "more than") } else { ("short", "at most") };
+        Some(format!(
+            "the rotary frequencies of {which} sessions are used: n_ctx={n_ctx} is {how} {original} positions"
+        ))
     }
 }
 

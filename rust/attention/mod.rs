@@ -2,6 +2,7 @@
 //! [`selection`] chooses it by contents.
 
 pub mod cache;
+pub mod kept;
 pub mod units;
 pub mod selection;
 pub mod patterns;

@@ -7,8 +7,9 @@
 mod tests;
 
 use crate::attention::cache::PAGE;
+use crate::attention::kept::Kept;
 use crate::attention::selection::{MeanRule, Selection};
-use crate::attention::units::{Kept, Queries, Unit};
+use crate::attention::units::{Queries, Unit};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -137,9 +138,9 @@ impl Counts {
         Self { blocks, counts: (0..n_layer * blocks * blocks).map(|_| AtomicU32::new(0)).collect() }
     }
 
-    /// Counts the queries of a unit; without `kept` they attend to all blocks.
+    /// Counts the queries of a unit; without `kept` they attend to all blocks that their window shows.
     pub fn add(&self, unit: &Unit<'_>, kept: Option<&Kept>) {
-        for block in 0..=unit.own_block() {
+        for block in unit.first_block()..=unit.own_block() {
             let queries = kept.map_or(unit.queries(), |kept| kept.block(block).iter().filter(|&&kept| kept).count());
             let at = (unit.layer * self.blocks + unit.own_block()) * self.blocks + block;
             self.counts[at].fetch_add(queries as u32, Ordering::Relaxed);

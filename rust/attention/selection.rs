@@ -1,7 +1,8 @@
 //! How the queries of a unit choose blocks by their values, and what stands in for the blocks left out.
 
 use crate::attention::cache::{put_key, put_value, PAGE};
-use crate::attention::units::{Accumulator, Kept, Queries, Unit, Values, Weighing, NO_BIASES};
+use crate::attention::kept::Kept;
+use crate::attention::units::{Accumulator, Queries, Unit, Values, Weighing, NO_BIASES};
 use crate::kernels::fixed::{largest_quant, Output, Shape, ONE};
 use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::softmax::{CausalMask, SoftmaxState};

@@ -9,6 +9,7 @@
 //! goes into the weight of its position, since a sum of integers can have one scale only.
 
 use crate::attention::cache::{KvBlock, Page, PAGE};
+use crate::attention::kept::Kept;
 use crate::kernels::fixed::{largest_quant, Output, Shape, Step};
 use crate::kernels::fixed_rows::FixedRows;
 use crate::kernels::layout::TILE;
@@ -124,70 +125,6 @@ impl Weighing {
     }
 }
 
-/// Which queries of a unit attend to which blocks.
-#[derive(Default)]
-pub struct Kept {
-    queries: usize,
-    /// `[blocks][queries]`.
-    flags: Vec<bool>,
-    /// What a block's best key must score for a query to keep the block once it is scored; empty if anything will do.
-    least_scores: Vec<f32>,
-}
-
-impl Kept {
-    /// Starts over: no query attends to any of `blocks` blocks.
-    pub fn clear(&mut self, blocks: usize, queries: usize) {
-        self.queries = queries;
-        self.flags.clear();
-        self.flags.resize(blocks * queries, false);
-        self.least_scores.clear();
-    }
-
-    /// Lets every query give up the blocks, but for the last, whose keys all score less than its `least_scores`.
-    pub fn judge(&mut self, least_scores: impl Iterator<Item = f32>) {
-        self.least_scores.extend(least_scores);
-    }
-
-    /// Whether all queries attend to `block`, whatever they score.
-    fn is_whole(&self, block: usize) -> bool {
-        !self.is_judged(block) && !self.block(block).contains(&false)
-    }
-
-    /// Whether queries give up `block` where their scores are too low.
-    fn is_judged(&self, block: usize) -> bool {
-        let own = (block + 1) * self.queries == self.flags.len();
-        !own && !self.least_scores.is_empty()
-    }
-
-    /// Lists the queries that attend to `block`, without a branch, which could not be foreseen.
-    fn list(&self, block: usize, queries: &mut Vec<usize>) {
-        queries.resize(self.queries, 0);
-        let mut count = 0;
-        for (query, &kept) in self.block(block).iter().enumerate() {
-            queries[count] = query;
-            count += usize::from(kept);
-        }
-        queries.truncate(count);
-    }
-
-    /// The queries that attend to `block` are now only these.
-    fn set(&mut self, block: usize, queries: &[usize]) {
-        let flags = self.block_mut(block);
-        flags.fill(false);
-        queries.iter().for_each(|&query| flags[query] = true);
-    }
-
-    /// Which queries attend to `block`.
-    pub fn block(&self, block: usize) -> &[bool] {
-        &self.flags[block * self.queries..(block + 1) * self.queries]
-    }
-
-    /// Which queries attend to `block`, to be changed.
-    pub fn block_mut(&mut self, block: usize) -> &mut [bool] {
-        &mut self.flags[block * self.queries..(block + 1) * self.queries]
-    }
-}
-
 /// Values of 64 positions.
 #[derive(Clone, Copy)]
 pub struct Values<'a> {
@@ -296,7 +233,7 @@ impl<'a> Unit<'a> {
     }
 
     /// The first block that the unit attends to. Those before it would change no bit: of no query they have a weight.
-    fn first_block(&self) -> usize {
+    pub fn first_block(&self) -> usize {
         first_seen(self.position, self.window) / PAGE
     }
 

@@ -24,11 +24,12 @@ impl Pass {
             let unit = self.unit(phase, layer, index, piece % heads);
             self.put_queries(qkv, &unit, index, local);
             let attention = self.task.sequence(plan.units[index].start).attention.as_ref();
-            // A window is exact.
-            let attention = attention.filter(|_| unit.window.is_none());
             let Local { queries, selection, total, work, .. } = local;
             let n_layer = self.decoder.config.n_layer;
-            let mut selection = attention.and_then(|attention| attention.select(n_layer, &unit, queries, selection));
+            // A window is exact.
+            let mut selection = attention
+                .filter(|_| unit.window.is_none())
+                .and_then(|attention| attention.select(n_layer, &unit, queries, selection));
             unit.attend(queries, selection.as_mut().map(|selection| selection.kept_mut()), total, work);
             if let Some(counts) = attention.and_then(|attention| attention.counts.as_ref()) {
                 counts.add(&unit, selection.as_ref().map(|selection| selection.kept()));

@@ -119,7 +119,7 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
 #[inline(always)]
 pub fn geglu(gate: &mut [f32], up: &[f32]) {
     // (1 + tanh(u)) / 2 is 1 / (1 + e^(-2 u)).
-    const FACTOR: f32 = -1.595_769_1;
+    const FACTOR: f32 = -1.595_769;
     for (gate, &up) in gate.iter_mut().zip(up) {
         let x = *gate;
         let cubic = (0.044_715 * x * x).mul_add(x, x);
@@ -132,7 +132,7 @@ pub fn geglu(gate: &mut [f32], up: &[f32]) {
 pub fn tanh(x: f32) -> f32 {
     let (size, square) = (x.abs(), x * x);
     let mut p = -5.704_988_7e-3f32;
-    for c in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+    for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
         p = p.mul_add(square, c);
     }
     let near = (p * square).mul_add(x, x);

@@ -4,7 +4,7 @@ use super::convert::{shown, Count};
 use crate::attention::cache::PAGE;
 use crate::attention::patterns::{Counts, Layers, Pattern, PromptAttention};
 use crate::error::{Error, Result};
-use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray2, PyUntypedArrayMethods};
+use numpy::{PyArray3, PyArrayMethods, PyReadonlyArray2, PyReadwriteArray3, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyFloat;
@@ -123,6 +123,11 @@ pub fn counted<'a, 'py>(kept: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, 
     })
 }
 
+/// The right to add to `kept`, which nobody else has meanwhile.
+pub fn writable<'py>(kept: &Bound<'py, PyArray3<u32>>) -> PyResult<PyReadwriteArray3<'py, u32>> {
+    kept.try_readwrite().map_err(|_| PyValueError::new_err("kept cannot be written to; give an array of its own"))
+}
+
 /// How a prompt is to attend, checked as far as that can be done without its session.
 pub struct PrefillAttention {
     pattern: Option<Arc<Pattern>>,
@@ -142,9 +147,6 @@ impl PrefillAttention {
         let pattern = attention.map(pattern).transpose()?.flatten();
         if pattern.is_none() && kept.is_some() {
             return Err(PyValueError::new_err("kept counts for a pattern; exact attention keeps everything"));
-        }
-        if kept.is_some_and(|kept| kept.try_readwrite().is_err()) {
-            return Err(PyValueError::new_err("kept cannot be written to; give an array of its own"));
         }
         let kept = kept.map(|kept| kept.shape().to_vec());
         Ok(Self { pattern, prompt_length: prompt_length.map(|length| length.0), kept })

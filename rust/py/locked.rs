@@ -1,6 +1,6 @@
 //! A session behind its lock: calls wait for each other, and only the holder of a lease changes what is leased.
 
-use super::attention::{counted, PrefillAttention};
+use super::attention::{counted, writable, PrefillAttention};
 use super::convert::{shown, token_ids, Count};
 use super::{interruptible, lock};
 use crate::error::{Error, Result};
@@ -217,6 +217,7 @@ impl Locked {
             return Err(PyTypeError::new_err(format!("progress must be callable, not {}", shown(progress))));
         }
         let attention = PrefillAttention::new(attention, prompt_length, kept)?;
+        let mut kept = kept.map(writable).transpose()?;
         let mut failed = None;
         let result = self.change(py, holder, |session, poll| {
             let attention = attention.until(session.tokens().len() + tokens.len(), self.model.config().n_layer)?;
@@ -236,8 +237,8 @@ impl Locked {
             return Err(error);
         }
         let (logits, counts) = result?;
-        if let (Some(kept), Some(counts)) = (kept, counts) {
-            kept.try_readwrite()?.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
+        if let (Some(kept), Some(counts)) = (&mut kept, counts) {
+            kept.as_array_mut().iter_mut().zip(counts.values()).for_each(|(sum, count)| *sum += count);
         }
         PyArray1::from_vec(py, logits).reshape([positions.0, self.model.config().n_vocab])
     }

@@ -19,6 +19,7 @@ use crate::model::{self, Checked, Options};
 use crate::saved;
 use crate::session;
 use crate::tokenizer::codec;
+use crate::workers::background::in_background;
 use attention::{pattern, PyPattern};
 use convert::{metadata_dict, ContextOverflow, Count, GgufError};
 use forward_many::{forward_many, Choose};
@@ -126,8 +127,8 @@ impl PyGgufFile {
         let (n_ctx, threads) = (count(n_ctx, "n_ctx")?, count(threads, "threads")?);
         Ok(py.detach(|| -> Result<PyPlan> {
             let options = Options { n_ctx, threads, device: "cpu" };
-            let Checked { description, n_ctx, threads, .. } = options.check(&self.0)?;
-            let notes = codec::Tokenizer::from_gguf(&self.0)?.notes().to_vec();
+            let Checked { description, n_ctx, threads, mut notes, .. } = options.check(&self.0)?;
+            notes.extend_from_slice(codec::Tokenizer::from_gguf(&self.0)?.notes());
             let MemoryNeeds { weight_bytes, cache_bytes_per_token } = CpuModel::memory(&description);
             let kernels = Kernels::detect()?.name();
             Ok(PyPlan { n_ctx, threads, kernels, weight_bytes, cache_bytes_per_token, notes })
@@ -181,10 +182,12 @@ impl PyModel {
         let (n_ctx, threads) = (count(n_ctx, "n_ctx")?, count(threads, "threads")?);
         let options = Options { n_ctx, threads, device };
         interruptible(py, |poll| {
-            let file = GgufFile::open(&path)?;
+            let file = Arc::new(GgufFile::open(&path)?);
             // What can be refused is refused before the weights are read.
             let checked = options.check(&file)?;
-            let tokenizer = codec::Tokenizer::from_gguf(&file)?;
+            // A vocabulary of 262,144 tokens takes a quarter of a second.
+            let reading = file.clone();
+            let tokenizer = in_background(move || codec::Tokenizer::from_gguf(&reading), poll)?;
             let model = model::Model::load(checked, poll)?;
             Ok(Self { model: Arc::new(model), tokenizer: Arc::new(tokenizer), metadata: file.metadata().clone() })
         })
@@ -238,6 +241,12 @@ impl PyModel {
     fn passes(&self) -> (u64, u64) {
         let Passes { all, short } = self.model.engine().passes();
         (all, short)
+    }
+
+    /// How many positions a query sees in each layer; None is all.
+    #[getter]
+    fn windows(&self) -> Vec<Option<usize>> {
+        self.model.config().blocks.iter().map(|block| block.window).collect()
     }
 
     #[getter]

@@ -169,7 +169,7 @@ impl Words {
         let mut chars = text.chars();
         let first = chars.next()?;
         let is_prefix = !(matches!(first, '\r' | '\n') || first.is_numeric() || self.letters.contains(first));
-        is_prefix.then(|| chars.as_str())
+        is_prefix.then_some(chars.as_str())
     }
 
     /// `\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+T*|\s*[\r\n]+|\s+(?!\S)|\s+`, where T are the characters that `trail` holds for.

@@ -78,7 +78,7 @@ impl Weights {
     /// Reads and repacks the tensors of a file on `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Gguf`] if a tensor is missing, [`Error::Io`] if there is no memory for the weights,
+    /// [`Error::Gguf`] if a tensor is missing, [`Error::Memory`] if there is no memory for the weights,
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(description: &Description<'_>, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let Description { file, config, tensors } = description;
@@ -207,7 +207,11 @@ fn pack_all(
         places.push(place);
     }
     let tiles = |info: &TensorInfo| info.rows().div_ceil(TILE);
-    let mut arena = anonymous(end).map_err(|source| Error::io(file.path(), source))?;
+    let mut arena = anonymous(end).map_err(|_| Error::Memory {
+        what: "the weights",
+        bytes: end,
+        way_out: "close other programs, or take a smaller model or one with fewer bits a weight",
+    })?;
     let mut hashes: Vec<Vec<u64>> = infos.iter().map(|(_, found)| vec![0; tiles(&found.info)]).collect();
     let bounded = infos.iter().find(|(role, found)| *role == output && !found.info.dtype.is_float());
     let mut bounds = vec![[0.0; TILE]; bounded.map_or(0, |(_, found)| tiles(&found.info))];

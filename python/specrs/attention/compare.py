@@ -23,6 +23,8 @@ _PIECE = 256
 class _Llama(Protocol):
     """What `compare` needs of a `Llama`."""
 
+    windows: list[int | None]
+
     def session(self) -> Session: ...
     @property
     def generate(self) -> Callable[..., Any]: ...
@@ -95,6 +97,7 @@ def compare(
         attention=name(attention) or "",
         buckets=buckets(rows),
         kept=(kept / queries).astype(np.float32),
+        windowed=[i for i, window in enumerate(llm.windows) if window is not None],
         dense_seconds=seconds[0],
         sparse_seconds=seconds[1],
         dense_tokens=made[0],

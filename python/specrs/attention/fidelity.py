@@ -56,6 +56,7 @@ class Report:
         buckets: Fidelity by position; the first of them starts at 0.
         kept: Share of queries for which a block's values counted, [layers, blocks, blocks], query
             block first.
+        windowed: Layers that see only a window of positions, exactly, whatever the pattern.
         dense_seconds: Time of the exact prefill.
         sparse_seconds: Time of the sparse one.
         dense_tokens: First greedy tokens after the exact prefill.
@@ -65,6 +66,7 @@ class Report:
     attention: str
     buckets: list[Bucket]
     kept: npt.NDArray[np.float32]
+    windowed: list[int]
     dense_seconds: float
     sparse_seconds: float
     dense_tokens: list[int]
@@ -126,12 +128,17 @@ class Report:
                 f"{bucket.start:>7}-{bucket.stop - 1:<7} {bucket.kl_mean:>10.6f} "
                 f"{bucket.kl_max:>9.4f} {bucket.top1:>8.2%} {dense:>10.4f} {sparse:>10.4f}"
             )
-        layers = " ".join(f"{density:.0%}" for density in self.density)
-        if min(self.density) == 1:
+        chosen = [d for layer, d in enumerate(self.density) if layer not in self.windowed]
+        layers = " ".join(f"{density:.0%}" for density in chosen)
+        if min(chosen) == 1:
             lines.append("nothing was left out: the pattern is exact up to this length")
         lines += [
             f"mean KL {self.kl_mean:.6f} nats, same top-1 {self.top1:.2%}",
-            f"density {np.mean(self.density):.1%}; by layer: {layers}",
+            f"density {np.mean(chosen):.1%}; by layer: {layers}",
+        ]
+        if self.windowed:
+            lines.append(f"{len(self.windowed)} other layers see a window of positions, exactly")
+        lines += [
             f"prefill {self.dense_seconds:.2f} s exact, {self.sparse_seconds:.2f} s sparse: "
             f"{self.speedup:.2f}x",
             f"greedy tokens: the first {self.same_tokens} of {len(self.dense_tokens)} are the same",

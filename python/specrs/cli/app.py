@@ -20,7 +20,7 @@ from .measure import bench, sparse_check
 from .score import score
 
 app = typer.Typer(
-    help="Run quantised Llama models on this CPU, with lossless speculative decoding.",
+    help="Run quantised models on this CPU, with lossless speculative decoding.",
     add_completion=False,
     # rich would take longer to load than all the rest of --help.
     rich_markup_mode=None,
@@ -33,7 +33,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Run quantised Llama models on this CPU, with lossless speculative decoding."""
+    """Run quantised models on this CPU, with lossless speculative decoding."""
     if version:
         print(specrs.__version__)
     elif context.invoked_subcommand is None:
@@ -63,7 +63,7 @@ def main() -> None:
         # Without the "[Errno 2]" of str(error).
         known = error.filename is not None and error.strerror is not None
         code = _mistake(f"{error.filename}: {error.strerror}" if known else str(error))
-    except (NotImplementedError, ValueError) as error:
+    except (MemoryError, NotImplementedError, ValueError) as error:
         code = _mistake(str(error))
     except Exception as error:
         # Every usage error of the parser can word itself; anything else is a fault of ours.

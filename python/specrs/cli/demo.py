@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,8 +23,16 @@ hundred and twelve steps to light the great lamp. He had done so for thirty year
 in winter, and he had never once been late. The sailors who past the cliff at night knew his \
 light and trusted it."""
 
+# The same for a model that only continues text: one record says how the next goes on.
+DEMO_RECORDS = """\
+{"city": "Paris", "country": "France", "continent": "Europe", "language": "French"}
+{"city": "Tokyo", "country": "Japan", "continent": "Asia", "language": "Japanese"}
+{"city": "Cairo", "country": "Egypt", "continent": "Africa", "language": "Arabic"}
+{"city": "Rome","""
+
 
 def demo(
+    model: Annotated[str, typer.Option(help="Name or path of a model.")] = "smollm2-135m",
     max_tokens: MaxTokens = None,
     threads: Threads = None,
 ) -> None:
@@ -33,18 +41,21 @@ def demo(
 
     check_max_tokens(max_tokens)
     note = Console(stderr=True)
-    llm = specrs.Llama(specrs.pull("smollm2-135m"), **given(threads=threads))
-    note.print(f"SmolLM2-135M-Instruct, {llm.kernels}, {llm.threads} threads")
-    messages = [{"role": "user", "content": DEMO_PROMPT}]
+    llm = specrs.Llama(specrs.pull(model), **given(threads=threads))
+    note.print(f"{llm.path.stem}, {llm.kernels}, {llm.threads} threads")
+    chats = llm.tokenizer.chat_template is not None
+    prompt = DEMO_PROMPT if chats else DEMO_RECORDS
+    ids = llm.chat_tokens([{"role": "user", "content": prompt}]) if chats else llm.tokenize(prompt)
     options = given(max_tokens=max_tokens)
-    llm.chat(messages, max_tokens=8)  # the first run after loading is slower
+    llm.generate(ids, max_tokens=8)  # the first run after loading is slower
 
     out = Console(highlight=False, soft_wrap=True)
-    out.print(f"[bold]prompt[/]\n{DEMO_PROMPT}\n")
-    out.print("[bold]plain decoding[/]")
-    plain = _show(out, llm.stream_chat(messages, **options))
+    out.print("[bold]prompt[/]")
+    out.print(prompt, markup=False)
+    out.print("\n[bold]plain decoding[/]")
+    plain = _show(out, llm.stream(ids, **options))
     out.print("[bold]with PromptLookup[/], accepted draft tokens in [green]green[/]")
-    drafted = _show(out, llm.stream_chat(messages, drafter=specrs.PromptLookup(), **options))
+    drafted = _show(out, llm.stream(ids, drafter=specrs.PromptLookup(), **options))
 
     same = plain[0] == drafted[0]
     before, after = plain[1].tokens_per_second, drafted[1].tokens_per_second

@@ -42,6 +42,7 @@ def evaluate(lease: Lease, wanted: Evaluation) -> Answer:
         lease.prefill(
             wanted.tokens,
             attention=wanted.attention,
+            positions=0,
             progress=wanted.progress,
             prompt_length=wanted.prompt_length,
         )

@@ -63,7 +63,11 @@ fn reads_a_plain_model() {
 fn refusals_name_their_reason() {
     let eq_heads = |n| Value::Array(Array::U32(n));
     for (key, value, message) in [
-        ("general.architecture", string("mamba"), "architecture \"mamba\" is not supported (supported: \"llama\""),
+        (
+            "general.architecture",
+            string("deepseek2"),
+            "architecture \"deepseek2\" is not supported (supported: \"llama\"",
+        ),
         ("general.type", string("adapter"), "holds a \"adapter\""),
         ("llama.expert_count", Value::U32(8), "mixture of 8 experts"),
         ("llama.block_count", Value::U32(0), "`llama.block_count` must be from 1 to"),

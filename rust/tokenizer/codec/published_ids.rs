@@ -1,6 +1,6 @@
 //! Ids that other programs published for texts, against ours.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Tokenizer;
 use crate::gguf::file::GgufFile;
@@ -44,11 +44,13 @@ fn ids_are_the_published_ones() {
 }
 
 /// The same on whole vocabularies, which are too large to be kept here: `SPECRS_VOCABULARIES` is a folder of `.gguf` files with
-/// `.gguf.inp` and `.gguf.out` beside them, such as llama.cpp's `models`.
+/// `.gguf.inp` and `.gguf.out` beside them, such as llama.cpp's `models`; without it, one beside the project is looked for.
 #[test]
 #[allow(clippy::print_stderr)]
 fn ids_of_whole_vocabularies_are_the_published_ones() {
-    let Some(folder) = std::env::var_os("SPECRS_VOCABULARIES") else {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/vocab");
+    let named = std::env::var_os("SPECRS_VOCABULARIES").map(PathBuf::from);
+    let Some(folder) = named.or_else(|| beside.is_dir().then_some(beside)) else {
         eprintln!("skipped: SPECRS_VOCABULARIES names no folder");
         return;
     };

@@ -227,6 +227,8 @@ fn time_does_not_grow_with_the_number_of_marks() {
     let tokenizer = tokenizer(&model).unwrap();
     let text = "<p class='audio'><|audio|><|audio_</p>".repeat(20_000);
     let start = Instant::now();
+    let quoted = tokenizer.encode_pieces(&[(&text, Marks::Quoted)]);
+    assert!(!quoted.contains(&last) && quoted.len() > 20_000);
     let ids = tokenizer.encode(&text, Some(false), true).unwrap();
     // A hundred times what is usual; to try every mark at every place takes an hour.
     assert!(start.elapsed() < Duration::from_secs(60));

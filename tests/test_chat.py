@@ -93,6 +93,7 @@ def test_strftime_now() -> None:
         ("{{ messages[0].update({}) }}", "unsafe"),
         ("{% include '/etc/passwd' %}", "failed"),
         ("{{ range(10000000) | list }}", "failed"),
+        (r"{{ '\ud800' }}", "no valid Unicode"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     ],
 )

@@ -153,6 +153,11 @@ def test_pieces_keep_the_origins_of_their_places(
         ("'{}>'.format(x)", [("Ab c>", 1)]),
         ("x | indent", [("Ab c", 1)]),
         ("x | safe", [("Ab c", 1)]),
+        ("('<' | safe) + x", [("<", 0), ("Ab c", 1)]),
+        ("('<' | safe) ~ x", [("<", 0), ("Ab c", 1)]),
+        ("('<' | safe) ~ '&'", [("<&", 0)]),
+        ("lipsum(n=1)[:3] + x", [("<p>", 0), ("Ab c", 1)]),
+        ("('%s>' | safe) % x", [("Ab c>", 1)]),
         ("x | escape", [("Ab c", 1)]),
         ("x | e ~ '>'", [("Ab c", 1), (">", 0)]),
         ("x.encode().decode()", [("Ab c", 1)]),
@@ -160,6 +165,7 @@ def test_pieces_keep_the_origins_of_their_places(
         ("y", [("<user>", 0)]),
         ("'%s' % y", [("<user>", 0)]),
         ("x | length", [("4", 0)]),
+        ("'<a>'.replace('a', 'b') ~ '<a>'.upper()", [("<b><A>", 0)]),
         ("x[1:] ~ x[0]", [("b cA", 1)]),
         ("x | reverse", [("c bA", 1)]),
         ("[x, '<'] | map('upper') | join", [("AB C", 1), ("<", 0)]),
@@ -179,6 +185,7 @@ def test_expressions_of_templates_keep_origins(
         f"{{% macro f() %}}{{{{ caller() }}}}{{% endmacro %}}"
         f"{{% call f() %}}{{{{ {expression} }}}}{{% endcall %}}",
         f"{{% block b %}}{{{{ {expression} }}}}{{% endblock %}}",
+        f"{{% for i in [1] %}}{{{{ {expression} }}}}{{% endfor %}}",
     ):
         text = compiled(template)[0].render(variables)
         expected = b"".join((MESSAGE if of else TEMPLATE) * len(piece) for piece, of in pieces)

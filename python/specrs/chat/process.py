@@ -54,7 +54,7 @@ class Renderer:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer; TemplateError if it takes too much time or kills the process."""
-        line = json.dumps(request).encode() + b"\n"
+        line = json.dumps(request, ensure_ascii=False).encode() + b"\n"
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._discard()

@@ -74,6 +74,10 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
     most = MOST_OWN + MOST_COPIES * len(json.dumps(request["messages"]))
     if len(found) > most:
         return {"failed": f"it writes {len(found)} characters, more than {most}"}
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        return {"failed": f"it writes what is no valid Unicode: {error}"}
     origin = origin_of(found)
     if request["continued"]:
         end = origin.rfind(CONTINUED) + 1

@@ -111,7 +111,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call anything from a template."""
-        given = (*args, *kwargs.values())
+        # In loops and blocks jinja2 adds the variables there.
+        named = [kwargs[name] for name in kwargs if name not in ("_loop_vars", "_block_vars")]
+        given = (*args, *named)
         owner = getattr(function, "__self__", None)
         if type(owner) is str and not all(map(is_plain, given)):
             # The methods of a tracked text know what becomes of its arguments.
@@ -124,9 +126,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _told_apart(result: Any, arguments: tuple[Any, ...]) -> Any:
     """Return `result`, as a message's text if it may contain any."""
-    if isinstance(result, str) and type(result) is not Text and not all(map(is_plain, arguments)):
-        return Text(result)
-    return result
+    if not isinstance(result, str) or type(result) is Text:
+        return result
+    # Not jinja2's Markup, whose methods know nothing of origins and escape for HTML.
+    text = str.__str__(result)
+    return text if all(map(is_plain, arguments)) else Text(text)
 
 
 def _aware(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,9 +147,9 @@ def _aware(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args[:passed], value, *args[passed + 1 :], **kwargs)
         # jinja2's other filters mix texts in ways of their own: all is a message's if any may be.
         result = function(*args, **kwargs)
-        if isinstance(result, str) and not all(map(is_plain, (*args[passed:], *kwargs.values()))):
-            return Text(str.__str__(result))
-        return result
+        if type(result) is Text:
+            result = str.__getitem__(result, slice(None))
+        return _told_apart(result, (*args[passed:], *kwargs.values()))
 
     return filtered
 

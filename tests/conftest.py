@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import string
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,52 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """Give the path of Gemma 3 270M, a base model, in Q4_K_M."""
     return pulled("gemma3-270m")
+
+
+@dataclass
+class Ran:
+    """What a command did: its exit code, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Write a toy model that spells ASCII, and make `Llama` load it."""
+    import fake_engine
+
+    monkeypatch.setattr("specrs.llama.Model", fake_engine.Model)
+    monkeypatch.setattr("specrs.llama.Session", fake_engine.Session)
+    monkeypatch.setattr(sys.modules["specrs._specrs"], "GgufFile", fake_engine.GgufFile)
+    return fake_engine.write_toy(
+        tmp_path / "toy.gguf",
+        vocab=["<end>", *string.printable],
+        control=[0],
+        eos=0,
+        n_ctx=4000,
+        order=1,
+        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}",
+    )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process."""
+    from specrs import cli
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["specrs", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    return run
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

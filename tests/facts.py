@@ -10,7 +10,7 @@ import numpy as np
 
 from family_models import QKV
 from reference import Array, Reference
-from tensors import ROPE_DIVISORS_LONG, ROPE_DIVISORS_SHORT, Block, bias
+from tensors import ROPE_DIVISORS_LONG, ROPE_DIVISORS_SHORT, Block, Stem, bias
 
 Switch: TypeAlias = Callable[[Reference], None]
 
@@ -129,7 +129,7 @@ def keys(*names: str) -> dict[str, Switch]:
 FACTS: dict[str, dict[str, Switch]] = {
     "llama": HALVES,
     "llama with biases": {
-        **biases(*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        **biases(*QKV, Stem.ATTN_OUTPUT, Stem.FFN_GATE, Stem.FFN_UP, Stem.FFN_DOWN),
         "rope.dimension_count": whole_heads_turn,
         **keys("rope.scale_linear"),
     },
@@ -144,11 +144,11 @@ FACTS: dict[str, dict[str, Switch]] = {
             "rope.scaling.yarn_log_multiplier",
         ),
     },
-    "qwen2": {**NEIGHBOURS, **biases(*QKV, "output")},
+    "qwen2": {**NEIGHBOURS, **biases(*QKV, Stem.OUTPUT)},
     "qwen2 with yarn": {
         **NEIGHBOURS,
         **biases(*QKV),
-        "keys before values": exchanged("attn_k", "attn_v"),
+        "keys before values": exchanged(Stem.ATTN_K, Stem.ATTN_V),
         "yarn": key("rope.scaling.type", "linear"),
         "rope.scaling.factor": key("rope.scaling.factor", 1.0),
     },
@@ -159,8 +159,8 @@ FACTS: dict[str, dict[str, Switch]] = {
     },
     "phi3": {
         **NEIGHBOURS,
-        "gate before up": exchanged("ffn_gate", "ffn_up"),
-        "keys before values": exchanged("attn_k", "attn_v"),
+        "gate before up": exchanged(Stem.FFN_GATE, Stem.FFN_UP),
+        "keys before values": exchanged(Stem.ATTN_K, Stem.ATTN_V),
         "long divisors": short_divisors,
         "rope.dimension_count": whole_heads_turn,
         **keys("rope.scaling.attn_factor", "attention.sliding_window"),
@@ -172,7 +172,9 @@ FACTS: dict[str, dict[str, Switch]] = {
     },
     "granite without rope": {
         "rope.scaling.finetuned": key("rope.scaling.finetuned"),
-        **biases("attn_q", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        **biases(
+            Stem.ATTN_Q, Stem.ATTN_V, Stem.ATTN_OUTPUT, Stem.FFN_GATE, Stem.FFN_UP, Stem.FFN_DOWN
+        ),
     },
     "smollm3": {**HALVES, "blocks without rope": family(no_rope_period=None)},
     "gemma2": {
@@ -216,7 +218,7 @@ FACTS: dict[str, dict[str, Switch]] = {
         **HALVES,
         **NORMS_AFTER,
         **biases(*QKV),
-        "gate before up": exchanged("ffn_gate", "ffn_up"),
+        "gate before up": exchanged(Stem.FFN_GATE, Stem.FFN_UP),
         "rope.dimension_count": whole_heads_turn,
     },
 }

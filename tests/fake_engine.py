@@ -351,17 +351,15 @@ class Tokenizer:
         self.end_ids: list[int] = settings.get("end_ids", [] if self.eos is None else [self.eos])
         self.add_bos: bool = settings.get("add_bos", False)
         self.chat_template: str | None = settings.get("chat_template")
+        self.notes: list[str] = settings.get("notes", [])
         self._control = set(settings.get("control", [0, 1] if default else []))
         self._unused = set(settings.get("unused", []))
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
     ) -> list[int]:
-        ids = (
-            [self.bos]
-            if (self.add_bos if add_bos is None else add_bos) and self.bos is not None
-            else []
-        )
+        add_bos = self.add_bos if add_bos is None else add_bos
+        ids = [self.bos] if add_bos and self.bos is not None else []
         usable = [i for i in range(self.n_vocab) if parse_special or i not in self._control]
         left = text.encode()
         while left:
@@ -372,12 +370,22 @@ class Tokenizer:
             left = left[len(self._bytes[ids[-1]]) :]
         return ids
 
-    def decode(self, tokens: Any) -> str:
-        stream = self.stream()
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        each = (self.encode(text, add_bos=False, parse_special=own) for text, own in pieces)
+        return [token for ids in each for token in ids]
+
+    def decode(self, tokens: Any, *, skip_special_tokens: bool = True) -> str:
+        stream = self.stream(skip_special_tokens=skip_special_tokens)
         return "".join(stream.push(token) for token in tokens) + stream.finish()
 
     def token(self, id: int) -> str:  # noqa: A002 - the name of the interface
         return self._vocab[id] or ""
+
+    def token_bytes(self, id: int) -> bytes:  # noqa: A002
+        return b"" if id in self._control else self._bytes[id]
+
+    def control_id(self, name: str) -> int | None:
+        return next((i for i in sorted(self._control) if self._vocab[i] == name), None)
 
     def is_control(self, id: int) -> bool:  # noqa: A002
         return id in self._control
@@ -385,9 +393,10 @@ class Tokenizer:
     def is_padding(self, id: int) -> bool:  # noqa: A002
         return self._vocab[id] is None or id in self._unused
 
-    def stream(self, *, continuing: bool = False) -> TextStream:
+    def stream(self, *, continuing: bool = False, skip_special_tokens: bool = True) -> TextStream:
         del continuing  # no first space here
-        return TextStream([b"" if i in self._control else b for i, b in enumerate(self._bytes)])
+        skipped = self._control if skip_special_tokens else ()
+        return TextStream([b"" if i in skipped else b for i, b in enumerate(self._bytes)])
 
 
 class TextStream:

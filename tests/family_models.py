@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensors import EMBEDDING, Block, Stem
+
 
 def divisors(pairs: int, most: float) -> tuple[float, ...]:
     """Make rope divisors that rise from 1 to `most` over so many pairs."""
     return tuple(most ** (pair / (pairs - 1)) for pair in range(pairs))
 
 
-QKV = ("attn_q", "attn_k", "attn_v")
+QKV = (Stem.ATTN_Q, Stem.ATTN_K, Stem.ATTN_V)
 _YARN = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
@@ -24,16 +26,16 @@ _YARN = {
 }
 
 # Embeddings are multiplied by the root of the width and serve as the output too.
-_GEMMA_GAINS = {"token_embd": 1.0, "output_norm": 3.0}
+_GEMMA_GAINS = {Stem.EMBEDDING: 1.0, Stem.OUTPUT_NORM: 3.0}
 # Of so many branches each may add a little only, or noise grows as it does in no real model.
-_DEEP_GAINS = _GEMMA_GAINS | {"post_attention_norm": 0.15, "post_ffw_norm": 0.15}
+_DEEP_GAINS = _GEMMA_GAINS | {Stem.POST_ATTENTION_NORM: 0.15, Stem.POST_FFW_NORM: 0.15}
 
 #: The main model of each family, and others of some, as options of `write_model`.
 FAMILY_MODELS: dict[str, dict[str, Any]] = {
     "llama": {"n_embd": 96, "n_head": 6, "n_head_kv": 2, "head_dim": 80},
     "llama with biases": {
         "architecture": "llama",
-        "biases": (*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        "biases": (*QKV, Stem.ATTN_OUTPUT, Stem.FFN_GATE, Stem.FFN_UP, Stem.FFN_DOWN),
         "n_head_kv": 4,
         "rope_dims": 8,
         "keys": {"rope.scale_linear": 2.0},
@@ -56,15 +58,15 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_embd": 224,
         "n_head": 7,
         "n_head_kv": 1,
-        "biases": (*QKV, "output"),
+        "biases": (*QKV, Stem.OUTPUT),
         "rope_base": 1e5,
     },
     "qwen2 with yarn": {
         "architecture": "qwen2",
         "n_head": 2,
         "n_head_kv": 2,
-        "biases": ("attn_qkv",),
-        "fused": ("attn_qkv",),
+        "biases": (Stem.ATTN_QKV,),
+        "fused": (Stem.ATTN_QKV,),
         "tied": True,
         "keys": _YARN,
     },
@@ -74,7 +76,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head": 2,
         "n_head_kv": 2,
         "rope_dims": 72,
-        "fused": ("attn_qkv", "ffn_up"),
+        "fused": (Stem.ATTN_QKV, Stem.FFN_UP),
         "rope_divisors_short": divisors(36, 2.0),
         "rope_divisors_long": divisors(36, 8.0)[::-1],
         "keys": {
@@ -87,7 +89,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head": 4,
         "n_head_kv": 4,
         "tied": True,
-        "gains": {"attn_output": 5.0, "ffn_down": 6.0, "output_norm": 2.5},
+        "gains": {Stem.ATTN_OUTPUT: 5.0, Stem.FFN_DOWN: 6.0, Stem.OUTPUT_NORM: 2.5},
         "keys": {
             "embedding_scale": 3.0,
             "residual_scale": 0.3,
@@ -97,7 +99,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     },
     "granite without rope": {
         "architecture": "granite",
-        "biases": (*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        "biases": (*QKV, Stem.ATTN_OUTPUT, Stem.FFN_GATE, Stem.FFN_UP, Stem.FFN_DOWN),
         "keys": {"rope.scaling.finetuned": False, "logit_scale": 1.25},
     },
     "smollm3": {"n_layer": 9, "tied": True, "rope_base": 5e6},
@@ -107,7 +109,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head_kv": 4,
         "head_dim": 24,
         "tied": True,
-        "gains": _GEMMA_GAINS | {"output_norm": 6.0, "attn_q": 1.7, "attn_k": 1.7},
+        "gains": _GEMMA_GAINS | {Stem.OUTPUT_NORM: 6.0, Stem.ATTN_Q: 1.7, Stem.ATTN_K: 1.7},
         "keys": {
             "attention.sliding_window": 65,
             "attn_logit_softcapping": 3.0,
@@ -121,7 +123,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head_kv": 2,
         "head_dim": 40,
         "tied": True,
-        "gains": _DEEP_GAINS | {"output_norm": 6.0},
+        "gains": _DEEP_GAINS | {Stem.OUTPUT_NORM: 6.0},
         "keys": {"attention.sliding_window": 5, "final_logit_softcapping": 5.0},
     },
     "gemma3": {
@@ -130,7 +132,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head_kv": 1,
         "head_dim": 40,
         "tied": True,
-        "gains": _GEMMA_GAINS | {"attn_q_norm": 2.0},
+        "gains": _GEMMA_GAINS | {Stem.ATTN_Q_NORM: 2.0},
         "keys": {
             "attention.sliding_window": 64,
             "rope.freq_base_swa": 50.0,
@@ -144,7 +146,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head": 2,
         "n_head_kv": 1,
         "head_dim": 48,
-        "gains": {"attn_q_norm": 2.0, "token_embd": 1.0},
+        "gains": {Stem.ATTN_Q_NORM: 2.0, Stem.EMBEDDING: 1.0},
         "keys": {
             "attention.sliding_window": 5,
             "attention.sliding_window_pattern": [True, False, True],
@@ -158,7 +160,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head_kv": 1,
         "head_dim": 256,
         "tied": True,
-        "gains": _GEMMA_GAINS | {"attn_q_norm": 2.0},
+        "gains": _GEMMA_GAINS | {Stem.ATTN_Q_NORM: 2.0},
     },
     "gemma3 with 62 blocks": {
         "architecture": "gemma3",
@@ -167,13 +169,13 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_head_kv": 2,
         "head_dim": 40,
         "tied": True,
-        "gains": _DEEP_GAINS | {"attn_q_norm": 1.5},
+        "gains": _DEEP_GAINS | {Stem.ATTN_Q_NORM: 1.5},
         "keys": {"attention.sliding_window": 100, "rope.freq_base_swa": 50.0},
     },
     "olmo2": {
         "n_head": 4,
         "n_head_kv": 4,
-        "gains": {"token_embd": 8.0, "attn_q_norm": 2.0},
+        "gains": {Stem.EMBEDDING: 8.0, Stem.ATTN_Q_NORM: 2.0},
     },
     "olmo2 with windows": {  # OLMo 3
         "architecture": "olmo2",
@@ -181,7 +183,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "n_embd": 128,
         "n_head": 4,
         "n_head_kv": 2,
-        "gains": {"token_embd": 11.0, "attn_q_norm": 2.0},
+        "gains": {Stem.EMBEDDING: 11.0, Stem.ATTN_Q_NORM: 2.0},
         "keys": _YARN | {"attention.sliding_window": 5},
     },
     "glm4": {
@@ -191,8 +193,8 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 80,
         "rope_dims": 40,
         "biases": QKV,
-        "fused": ("ffn_up",),
-        "gains": {"token_embd": 10.0},
+        "fused": (Stem.FFN_UP,),
+        "gains": {Stem.EMBEDDING: 10.0},
     },
 }
 
@@ -226,12 +228,12 @@ MIXED: dict[str, dict[str, Any]] = {
         | {
             "quant": "Q5_0",
             "types": {
-                "token_embd.weight": "Q8_0",
-                "blk.0.attn_q.weight": "F16",
-                "blk.0.attn_k.weight": "Q5_1",
-                "blk.0.attn_v.weight": "Q8_0",
-                "blk.1.ffn_up.weight": "IQ4_NL",
-                "blk.1.ffn_down.weight": "Q4_1",
+                EMBEDDING: "Q8_0",
+                Block(0).attn_q: "F16",
+                Block(0).attn_k: "Q5_1",
+                Block(0).attn_v: "Q8_0",
+                Block(1).ffn_up: "IQ4_NL",
+                Block(1).ffn_down: "Q4_1",
             },
         }
         for name in MAIN
@@ -245,10 +247,10 @@ MIXED: dict[str, dict[str, Any]] = {
             "n_head_kv": 2,
             "head_dim": 64,
             "types": {
-                "token_embd.weight": "Q6_K",
-                "blk.0.attn_v.weight": "Q6_K",
-                "blk.1.attn_qkv.weight": "Q5_K",
-                "blk.1.ffn_down.weight": "Q6_K",
+                EMBEDDING: "Q6_K",
+                Block(0).attn_v: "Q6_K",
+                Block(1).attn_qkv: "Q5_K",
+                Block(1).ffn_down: "Q6_K",
             },
         }
         for name in ("qwen3", "granite", "gemma2", "olmo2")
@@ -256,7 +258,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "phi3, blocks of 256": FAMILY_MODELS["phi3"]
     | {
         "quant": "Q4_K",
-        "types": {"blk.1.attn_qkv.weight": "Q5_K", "blk.0.ffn_down.weight": "Q6_K"},
+        "types": {Block(1).attn_qkv: "Q5_K", Block(0).ffn_down: "Q6_K"},
         "n_embd": 256,
         "rope_dims": 96,
         "rope_divisors_short": divisors(48, 2.0),

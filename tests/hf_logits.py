@@ -21,6 +21,7 @@ from gguf import GGUFReader
 from blocks import Random
 from family_models import FAMILY_MODELS, QKV
 from models import model_hash, write_model
+from tensors import EMBEDDING, OUTPUT, Stem
 
 FILE = Path(__file__).parent / "data" / "hf_logits.npz"
 LENGTH = 250
@@ -64,7 +65,7 @@ def _layers(*windowed: bool) -> list[str]:
 
 
 _M = FAMILY_MODELS
-_BIASES = (*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_BIASES = (*QKV, Stem.ATTN_OUTPUT, Stem.FFN_GATE, Stem.FFN_UP, Stem.FFN_DOWN)
 _LLAMA_BIASES = {"attention_bias": True, "mlp_bias": True}
 _GRANITE = {
     "embedding_multiplier": 3.0,
@@ -282,7 +283,7 @@ def hf_logits(path: Path, entry: Entry) -> npt.NDArray[np.float32]:
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)
-    tokens = torch.tensor([prompt(len(weights["token_embd.weight"]), entry.length)])
+    tokens = torch.tensor([prompt(len(weights[EMBEDDING]), entry.length)])
     with torch.no_grad():
         return np.asarray(model(tokens).logits[0].numpy())
 
@@ -290,7 +291,7 @@ def hf_logits(path: Path, entry: Entry) -> npt.NDArray[np.float32]:
 def _config(keys: dict[str, Any], weights: Weights) -> dict[str, Any]:
     width, n_head = keys["embedding_length"], keys["attention.head_count"]
     return {
-        "vocab_size": len(weights["token_embd.weight"]),
+        "vocab_size": len(weights[EMBEDDING]),
         "hidden_size": width,
         "intermediate_size": keys["feed_forward_length"],
         "num_hidden_layers": keys["block_count"],
@@ -299,32 +300,32 @@ def _config(keys: dict[str, Any], weights: Weights) -> dict[str, Any]:
         "head_dim": keys.get("attention.key_length", width // n_head),
         "max_position_embeddings": keys["context_length"],
         "rms_norm_eps": keys["attention.layer_norm_rms_epsilon"],
-        "tie_word_embeddings": "output.weight" not in weights,
+        "tie_word_embeddings": OUTPUT not in weights,
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
     }
 
 
 #: Modules by the stem of a tensor's name; norms differ between families.
 _MODULES = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    Stem.EMBEDDING: "embed_tokens",
+    Stem.OUTPUT_NORM: "norm",
+    Stem.ATTN_NORM: "input_layernorm",
+    Stem.ATTN_Q: "self_attn.q_proj",
+    Stem.ATTN_K: "self_attn.k_proj",
+    Stem.ATTN_V: "self_attn.v_proj",
+    Stem.ATTN_QKV: "self_attn.qkv_proj",
+    Stem.ATTN_Q_NORM: "self_attn.q_norm",
+    Stem.ATTN_K_NORM: "self_attn.k_norm",
+    Stem.ATTN_OUTPUT: "self_attn.o_proj",
+    Stem.FFN_NORM: "post_attention_layernorm",
+    Stem.FFN_GATE: "mlp.gate_proj",
+    Stem.FFN_UP: "mlp.up_proj",
+    Stem.FFN_DOWN: "mlp.down_proj",
 }
 _GEMMA_MODULES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+    Stem.POST_ATTENTION_NORM: "post_attention_layernorm",
+    Stem.FFN_NORM: "pre_feedforward_layernorm",
+    Stem.POST_FFW_NORM: "post_feedforward_layernorm",
 }
 _MODULES_OF = {
     "Gemma2": _GEMMA_MODULES,
@@ -332,12 +333,12 @@ _MODULES_OF = {
     "Olmo2": _GEMMA_MODULES,
     "Olmo3": _GEMMA_MODULES,
     "Glm4": {
-        "post_attention_norm": "post_self_attn_layernorm",
-        "post_ffw_norm": "post_mlp_layernorm",
+        Stem.POST_ATTENTION_NORM: "post_self_attn_layernorm",
+        Stem.POST_FFW_NORM: "post_mlp_layernorm",
     },
     "GraniteMoeHybrid": {
-        "ffn_up": "shared_mlp.input_linear",
-        "ffn_down": "shared_mlp.output_linear",
+        Stem.FFN_UP: "shared_mlp.input_linear",
+        Stem.FFN_DOWN: "shared_mlp.output_linear",
     },
 }
 
@@ -348,23 +349,23 @@ def hf_weights(weights: Weights, keys: dict[str, Any], entry: Entry) -> Weights:
     head_dim = keys.get("attention.key_length", keys["embedding_length"] // n_head)
     modules = _MODULES | _MODULES_OF.get(entry.model_class, {})
     if entry.fused:
-        modules = modules | {"ffn_up": "mlp.gate_up_proj"}
+        modules = modules | {Stem.FFN_UP: "mlp.gate_up_proj"}
     found: Weights = {}
     for name, array in weights.items():
         *block, stem, kind = name.split(".")
         if stem.startswith("rope_"):
             continue
         place = f"model.layers.{block[1]}." if block else "model."
-        if stem == "output":
+        if stem == Stem.OUTPUT:
             found[f"lm_head.{kind}"] = array
-        elif stem == "attn_qkv" and entry.model_class != "Phi3":
+        elif stem == Stem.ATTN_QKV and entry.model_class != "Phi3":
             rows = np.split(array, [n_head * head_dim, (n_head + n_head_kv) * head_dim])
             for letter, part in zip("qkv", rows, strict=True):
                 found[f"{place}self_attn.{letter}_proj.{kind}"] = part
         else:
             if stem.endswith("norm") and entry.gains_less_one:
                 array = array - 1
-            if stem in ("attn_q", "attn_k") and entry.permuted:
+            if stem in (Stem.ATTN_Q, Stem.ATTN_K) and entry.permuted:
                 array = _halves(array, head_dim)
             found[f"{place}{modules[stem]}.{kind}"] = array
     if entry.hybrid:

@@ -23,22 +23,24 @@ from tensors import (
     ROPE_DIVISORS_LONG,
     ROPE_DIVISORS_SHORT,
     Block,
+    Stem,
     bias,
+    stem_of,
 )
 from vocabulary import CHAT_TEMPLATE, Vocabulary, bpe, spm, vocabulary_of
 
 #: Standard deviation of what a matrix makes of numbers whose own is one, by the stem of its name.
 GAINS = {
-    "token_embd": 3.0,
-    "attn_q": 1.5,
-    "attn_k": 1.5,
-    "attn_v": 1.0,
-    "attn_qkv": 1.5,
-    "attn_output": 2.0,
-    "ffn_gate": 1.0,
-    "ffn_up": 1.5,
-    "ffn_down": 2.0,
-    "output": 3.0,
+    Stem.EMBEDDING: 3.0,
+    Stem.ATTN_Q: 1.5,
+    Stem.ATTN_K: 1.5,
+    Stem.ATTN_V: 1.0,
+    Stem.ATTN_QKV: 1.5,
+    Stem.ATTN_OUTPUT: 2.0,
+    Stem.FFN_GATE: 1.0,
+    Stem.FFN_UP: 1.5,
+    Stem.FFN_DOWN: 2.0,
+    Stem.OUTPUT: 3.0,
 }
 
 
@@ -67,8 +69,8 @@ class ModelSpec:
     rope_divisors: tuple[float, ...] | None = None
     rope_divisors_short: tuple[float, ...] | None = None
     rope_divisors_long: tuple[float, ...] | None = None
-    biases: tuple[str, ...] = ()  # stems of matrices, such as "attn_q", that have a bias
-    fused: tuple[str, ...] = ()  # "attn_qkv": queries, keys and values; "ffn_up": gate and up
+    biases: tuple[str, ...] = ()  # stems of matrices, such as Stem.ATTN_Q, that have a bias
+    fused: tuple[str, ...] = ()  # Stem.ATTN_QKV: with keys, values; FFN_UP: with the gate
     varied_gains: bool = False  # those of norms from 0.5 to 1.5, of either sign; else about 1
     gains: Mapping[str, float] = field(default_factory=dict)  # over GAINS; norms are multiplied
     tied: bool = False  # no output.weight: the embedding serves
@@ -207,12 +209,12 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
 
     def matrix(name: str, rows: int, columns: int) -> None:
         type_name = spec.types.get(name, spec.quant)
-        spread = (GAINS | dict(spec.gains))[_stem(name)] / np.sqrt(columns)
+        spread = (GAINS | dict(spec.gains))[stem_of(name)] / np.sqrt(columns)
         key = (rows, columns, type_name)
         if not spec.shared or key not in drawn:
             drawn[key] = random_tensor(Random(spec.seed, name), (rows, columns), spread, type_name)
         tensors[name] = (drawn[key], type_name)
-        if _stem(name) in spec.biases:
+        if stem_of(name) in spec.biases:
             vector(bias(name), 0.7 * Random(spec.seed, bias(name)).normal(rows))
 
     def vector(name: str, values: npt.NDArray[np.float64]) -> None:
@@ -225,12 +227,12 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
             gains = np.where(random.bytes(length) % 2, gains, -gains)
         else:
             gains = 1.0 + 0.1 * random.normal(length)
-        vector(name, gains * spec.gains.get(_stem(name), 1.0))
+        vector(name, gains * spec.gains.get(stem_of(name), 1.0))
 
     def block_tensors(block: Block) -> None:
         if spec.family.norms_before:
             norm(block.attn_norm, width)
-        if "attn_qkv" in spec.fused:
+        if Stem.ATTN_QKV in spec.fused:
             matrix(block.attn_qkv, q_rows + 2 * kv_rows, width)
         else:
             matrix(block.attn_q, q_rows, width)
@@ -245,9 +247,9 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
             norm(block.post_attention_norm, width)
         if spec.family.norms_before:
             norm(block.ffn_norm, width)
-        if "ffn_up" not in spec.fused:
+        if Stem.FFN_UP not in spec.fused:
             matrix(block.ffn_gate, ff, width)
-        matrix(block.ffn_up, 2 * ff if "ffn_up" in spec.fused else ff, width)
+        matrix(block.ffn_up, 2 * ff if Stem.FFN_UP in spec.fused else ff, width)
         matrix(block.ffn_down, width, ff)
         if spec.family.norms_after:
             norm(block.post_ffw_norm, width)
@@ -270,8 +272,3 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
     for name in spec.extra_tensors:
         vector(name, 0.1 * Random(spec.seed, name).normal(32))
     return tensors
-
-
-def _stem(name: str) -> str:
-    """Take the block and the ending off the name of a tensor."""
-    return name.split(".")[-2]

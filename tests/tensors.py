@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-EMBEDDING = "token_embd.weight"
-OUTPUT_NORM = "output_norm.weight"
-OUTPUT = "output.weight"  # absent: the embedding serves
-ROPE_DIVISORS = "rope_freqs.weight"
-ROPE_DIVISORS_SHORT = "rope_factors_short.weight"  # for sessions within the original context
-ROPE_DIVISORS_LONG = "rope_factors_long.weight"  # for those beyond it
+
+class Stem:
+    """The middles of names: `blk.3.attn_q.weight` is the matrix of queries of block 3."""
+
+    EMBEDDING = "token_embd"
+    ATTN_NORM = "attn_norm"
+    ATTN_Q = "attn_q"
+    ATTN_K = "attn_k"
+    ATTN_V = "attn_v"
+    ATTN_QKV = "attn_qkv"  # the rows of these three
+    ATTN_Q_NORM = "attn_q_norm"
+    ATTN_K_NORM = "attn_k_norm"
+    ATTN_OUTPUT = "attn_output"
+    POST_ATTENTION_NORM = "post_attention_norm"
+    FFN_NORM = "ffn_norm"
+    FFN_GATE = "ffn_gate"  # absent: its rows come first in ffn_up
+    FFN_UP = "ffn_up"
+    FFN_DOWN = "ffn_down"
+    POST_FFW_NORM = "post_ffw_norm"
+    OUTPUT_NORM = "output_norm"
+    OUTPUT = "output"  # absent: the embedding serves
+
+
+def weight(stem: str) -> str:
+    """Name the tensor of a stem that belongs to no block."""
+    return f"{stem}.weight"
 
 
 def bias(matrix: str) -> str:
@@ -15,24 +35,37 @@ def bias(matrix: str) -> str:
     return matrix.removesuffix("weight") + "bias"
 
 
+def stem_of(name: str) -> str:
+    """Take the block and the ending off the name of a tensor."""
+    return name.split(".")[-2]
+
+
+EMBEDDING = weight(Stem.EMBEDDING)
+OUTPUT_NORM = weight(Stem.OUTPUT_NORM)
+OUTPUT = weight(Stem.OUTPUT)
+ROPE_DIVISORS = "rope_freqs.weight"
+ROPE_DIVISORS_SHORT = "rope_factors_short.weight"  # for sessions within the original context
+ROPE_DIVISORS_LONG = "rope_factors_long.weight"  # for those beyond it
+
+
 class Block:
     """The names of the tensors of one block, by what they are to it."""
 
     def __init__(self, index: int) -> None:
         def name(stem: str) -> str:
-            return f"blk.{index}.{stem}.weight"
+            return f"blk.{index}.{weight(stem)}"
 
-        self.attn_norm = name("attn_norm")
-        self.attn_q = name("attn_q")
-        self.attn_k = name("attn_k")
-        self.attn_v = name("attn_v")
-        self.attn_qkv = name("attn_qkv")  # the rows of these three
-        self.attn_q_norm = name("attn_q_norm")
-        self.attn_k_norm = name("attn_k_norm")
-        self.attn_output = name("attn_output")
-        self.post_attention_norm = name("post_attention_norm")
-        self.ffn_norm = name("ffn_norm")
-        self.ffn_gate = name("ffn_gate")  # absent: its rows come first in ffn_up
-        self.ffn_up = name("ffn_up")
-        self.ffn_down = name("ffn_down")
-        self.post_ffw_norm = name("post_ffw_norm")
+        self.attn_norm = name(Stem.ATTN_NORM)
+        self.attn_q = name(Stem.ATTN_Q)
+        self.attn_k = name(Stem.ATTN_K)
+        self.attn_v = name(Stem.ATTN_V)
+        self.attn_qkv = name(Stem.ATTN_QKV)
+        self.attn_q_norm = name(Stem.ATTN_Q_NORM)
+        self.attn_k_norm = name(Stem.ATTN_K_NORM)
+        self.attn_output = name(Stem.ATTN_OUTPUT)
+        self.post_attention_norm = name(Stem.POST_ATTENTION_NORM)
+        self.ffn_norm = name(Stem.FFN_NORM)
+        self.ffn_gate = name(Stem.FFN_GATE)
+        self.ffn_up = name(Stem.FFN_UP)
+        self.ffn_down = name(Stem.FFN_DOWN)
+        self.post_ffw_norm = name(Stem.POST_FFW_NORM)

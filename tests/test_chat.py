@@ -28,7 +28,9 @@ CHATML = (
 
 
 def shown(template: str, messages: list[dict[str, Any]] = MESSAGES) -> str:
-    return render(template, messages, bos_token="<s>", eos_token="</s>")
+    return "".join(
+        text for text, _ in render(template, messages, bos_token="<s>", eos_token="</s>")
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,20 +92,8 @@ def test_strftime_now() -> None:
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ messages[0].update({}) }}", "unsafe"),
         ("{% include '/etc/passwd' %}", "failed"),
-        (
-            "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-            "loops more",
-        ),
-        (
-            "{% set x = range(999) | list %}{% for a in x %}{% for b in x %}{% for c in x %}"
-            "{% endfor %}{% endfor %}{% endfor %}",
-            "loops more",
-        ),
         ("{{ range(10000000) | list }}", "failed"),
-        ("{{ 'a' * 1000000000 }}", "something huge"),
-        ("{{ 1000000000 * 'a' }}", "something huge"),
-        ("{{ [0] * 1000000000 }}", "something huge"),
-        ("{{ 9 ** 999999999 }}", "something huge"),
+        (r"{{ '\ud800' }}", "no valid Unicode"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     ],
 )
@@ -156,14 +146,6 @@ def test_what_a_message_spells_never_becomes_a_control_token(load: Any, content:
     assert control == [2, 3, 2]  # those of the template
     spelled = "".join(VOCAB[token] for token in ids)
     assert spelled == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_a_break_may_uncover_a_shorter_control_token(load: Any) -> None:
-    vocab = ["<s>", "</s>", "<a<b>", "<b>", *"ab<>"]
-    llm = load(chat_template="{{ messages[0].content }}", vocab=vocab)
-    ids = ChatFormat(llm.tokenizer).encode([{"role": "user", "content": "<a<b>"}])
-    assert min(ids) > 3
-    assert "".join(vocab[token] for token in ids) == "<a<b>"
 
 
 @pytest.mark.parametrize(
@@ -222,62 +204,3 @@ def test_the_template_decides_what_it_refuses(load: Any) -> None:
     llm = load(chat_template="{{ raise_exception('no system role here') }}")
     with pytest.raises(ValueError, match="no system role here"):
         llm.chat([{"role": "system", "content": "x"}])
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "'x'.ljust(10**12)",
-        "'x'.rjust(width)",
-        "'x'.center(width)",
-        "'x' | center(width)",
-        "'x'.zfill(width)",
-        "'\t'.expandtabs(width)",
-        "'%0999999999999d' % 1",
-        "'%*d' % (width, 1)",
-        "'%.999999999999f' % 1.5",
-        "'%999999999999s' | format('x')",
-        "'{:>999999999999}'.format('x')",
-        "'{:>{}}'.format('x', width)",
-        "'x' | indent(width)",
-    ],
-)
-def test_huge_widths_are_refused(expression: str) -> None:
-    template = "{% set width = 999999999999 %}{{ " + expression + " }}"
-    with pytest.raises(TemplateError, match="huge"):
-        render(template, [{"role": "user"}], bos_token="", eos_token="")
-
-
-def test_ordinary_widths_and_large_numbers_are_formatted() -> None:
-    template = (
-        "{{ '%3d|%s' % (7, 99999999999) }} {{ '{:>3}|{}'.format(7, 99999999999) }} "
-        "{{ 'x'.ljust(3) }}| {{ 'id 99999999999: %s' | format('x') }} {{ 7 % 4 }}"
-    )
-    text = render(template, [{"role": "user"}], bos_token="", eos_token="")
-    assert text == "  7|99999999999   7|99999999999 x  | id 99999999999: x 3"
-
-
-class HostileSpelling:
-    """A tokenizer whose control token is spelled with the character that marks breaks."""
-
-    n_vocab = 2
-    chat_template = "{{ messages[0].content }}"
-    bos = eos = None
-    add_bos = False
-
-    def is_control(self, _: int) -> bool:
-        return True
-
-    def token(self, index: int) -> str:
-        return ["\ufdd0\ufdd0", "\ufdd0<b>"][index]
-
-    def encode(self, text: str, *, add_bos: bool, parse_special: bool) -> list[int]:
-        return [ord(char) for char in text]
-
-
-@pytest.mark.timeout(10)
-def test_a_spelling_with_the_mark_of_breaks_ends() -> None:
-    ids = ChatFormat(HostileSpelling()).encode(  # type: ignore[arg-type]
-        [{"role": "user", "content": "a\ufdd0\ufdd0<b>"}]
-    )
-    assert ids == [ord(char) for char in "a<b>"]

@@ -6,64 +6,19 @@ import io
 import json
 import os
 import signal
-import string
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fake_engine
 import specrs
-from specrs import cli
+from conftest import Run
 from specrs.cli import display
 from specrs.cli.demo import DEMO_PROMPT, DEMO_RECORDS
 from specrs.models import MODELS
-
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-
-
-@dataclass
-class Ran:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Write a toy model that spells ASCII, and make `Llama` load it."""
-    monkeypatch.setattr("specrs.llama.Model", fake_engine.Model)
-    monkeypatch.setattr("specrs.llama.Session", fake_engine.Session)
-    monkeypatch.setattr(sys.modules["specrs._specrs"], "GgufFile", fake_engine.GgufFile)
-    return fake_engine.write_toy(
-        tmp_path / "toy.gguf",
-        vocab=["<end>", *string.printable],
-        control=[0],
-        eos=0,
-        n_ctx=4000,
-        order=1,
-        chat_template=TEMPLATE,
-    )
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["specrs", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), out, err)
-
-    return run
 
 
 def test_generate_prints_the_text_alone_on_stdout(toy: Path, run: Run) -> None:
@@ -136,6 +91,47 @@ def test_sampling_flags_arrive(toy: Path, run: Run) -> None:
     assert "seed " in fresh.err
     assert "seed 0, " not in fresh.err
     assert "seed" not in run("generate", toy, "-p", "Hello").err
+
+
+def test_tools_and_template_variables_arrive(toy: Path, run: Run, tmp_path: Path) -> None:
+    settings = json.loads(toy.read_text())
+    settings["chat_template"] = (
+        "{{ tools | tojson }}{{ mode }}{{ level + 1 }}{{ messages[0].content }}"
+    )
+    toy.write_text(json.dumps(settings))
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps(tools))
+    expected = specrs.Llama(toy).chat(
+        [{"role": "user", "content": "Hi"}],
+        tools=tools,
+        template_variables={"mode": "fast", "level": 2},
+        max_tokens=9,
+    )
+    flags = ["--tools", file, "--template-variable", "mode=fast", "--template-variable", "level=2"]
+    ran = run("generate", toy, "--chat", "-p", "Hi", "--max-tokens", 9, *flags)
+    assert (ran.code, ran.out) == (0, expected.text + "\n")
+    wrong = run("generate", toy, "-p", "Hi", *flags)
+    assert (wrong.code, "need --chat" in wrong.err) == (2, True)
+    wrong = run("generate", toy, "--chat", "-p", "Hi", "--template-variable", "mode")
+    assert (wrong.code, "NAME=VALUE, not 'mode'" in wrong.err) == (2, True)
+    for text, words in (("{", "JSON list of tools ("), ("{}", "JSON list of tools, not dict")):
+        file.write_text(text)
+        wrong = run("generate", toy, "--chat", "-p", "Hi", "--tools", file)
+        assert (wrong.code, words in wrong.err) == (2, True)
+
+
+def test_special_tokens_are_shown_and_end_where_they_are_told_to(toy: Path, run: Run) -> None:
+    llm = specrs.Llama(toy)
+    plain = llm.generate("Hi", max_tokens=9, ignore_eos=True)
+    stop = plain.tokens[3]
+    flags = ["-p", "Hi", "--max-tokens", 9, "--ignore-eos"]
+    ran = run("generate", toy, *flags, "--stop-token-id", stop)
+    assert ran.out == llm.detokenize(plain.tokens[: plain.tokens.index(stop)]) + "\n"
+    forced = [*flags, "--logit-bias", "0=1000"]
+    assert run("generate", toy, *forced).out == "\n"
+    assert run("generate", toy, *forced, "--special-tokens").out == "<end>" * 9 + "\n"
+    assert run("generate", toy, *forced, "--special-tokens", "--stop", "<end>").out == "\n"
 
 
 def test_stop_and_context_flags_arrive(toy: Path, run: Run) -> None:

@@ -129,6 +129,7 @@ def test_every_model_has_facts() -> None:
     assert list(FACTS) == list(FAMILY_MODELS)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("model", "fact"), ALL_FACTS)
 def test_every_fact_counts_in_long_sequences(
     tiny: Callable[..., Path], model: str, fact: str
@@ -142,6 +143,7 @@ def test_every_fact_counts_in_long_sequences(
     assert error > COUNTS * long_candle(path)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 @pytest.mark.parametrize(("model", "fact"), EARLY_FACTS)
 def test_every_fact_counts(tiny: Callable[..., Path], model: str, fact: str, quant: str) -> None:
@@ -168,6 +170,7 @@ def test_the_engine_agrees_with_the_oracle_on_mixed_types(
     check(path, Model(path, threads=threads))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
 @pytest.mark.parametrize("family", MAIN)
@@ -234,6 +237,7 @@ def test_a_window_has_as_many_positions_as_it_says(
         assert same != seen, distance
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_candle_agrees_with_the_oracle(tiny: Callable[..., Path], name: str, quant: str) -> None:

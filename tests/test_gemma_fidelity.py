@@ -70,6 +70,7 @@ def test_easy_words_are_expected(least: float) -> None:
     assert least < 1.7
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "switch",
     [

@@ -19,6 +19,8 @@ from reference import Reference
 # logits:
 ALLOWED = 1e-5
 
+pytestmark = pytest.mark.once
+
 STORED: dict[str, npt.NDArray[Any]] = dict(np.load(hf_logits.FILE))
 
 

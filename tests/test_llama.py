@@ -15,7 +15,7 @@ import pytest
 import specrs
 from fake_engine import toy_llama
 from specrs import ContextOverflow, FixedLength, Llama, PromptLookup, Sampling, Stats
-from specrs.llama import Options
+from specrs.options import Options
 
 PROMPT = [5, 6, 7, 8]
 

@@ -31,6 +31,8 @@ PYTHON_ORDER = {
         "completion",
         "chat",
         "models",
+        "options",
+        "scoring",
         "serving",
         "llama",
         "__init__",
@@ -49,7 +51,17 @@ PYTHON_ORDER = {
         "__init__",
     ],
     "decoding": ["verify", "step", "loop", "generate", "stats", "trace", "replay", "__init__"],
-    "chat": ["template", "format", "__init__"],
+    "chat": [
+        "origin",
+        "sandbox",
+        "rendering",
+        "worker",
+        "process",
+        "template",
+        "messages",
+        "format",
+        "__init__",
+    ],
     "serving": [
         "pages",
         "memory",
@@ -70,6 +82,7 @@ PYTHON_ORDER = {
         "options",
         "files",
         "generate",
+        "score",
         "demo",
         "bench",
         "measure",
@@ -377,16 +390,17 @@ def test_readme_has_the_two_commands(command: str) -> None:
     assert command in (ROOT / "README.md").read_text().splitlines()
 
 
-def readme_blocks() -> list[str]:
-    """List the Python blocks of README.md."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-
-
-def test_readme_code_runs(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("page", "count", "words"),
+    [("README.md", 2, "tokens per call"), ("docs/chat.md", 4, "bits per byte")],
+)
+def test_code_of_pages_runs(
+    smollm2: Path, capsys: pytest.CaptureFixture[str], page: str, count: int, words: str
+) -> None:
     assert smollm2.exists()
     names: dict[str, object] = {}
-    blocks = readme_blocks()
-    assert len(blocks) == 2
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert len(blocks) == count
     for block in blocks:
         exec(block, names)
-    assert "tokens per call" in capsys.readouterr().out
+    assert words in capsys.readouterr().out

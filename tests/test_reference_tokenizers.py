@@ -21,6 +21,8 @@ from vocabulary import Vocabulary
 
 Encode = Callable[[str], list[int]]
 
+pytestmark = pytest.mark.once
+
 
 @dataclass(frozen=True)
 class Reference:

@@ -20,16 +20,18 @@ SMILE = "😀".encode()
 class Says:
     """A toy model that answers one prompt token with a fixed sequence of vocabulary entries."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pieces: list[str]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pieces: list[str], **settings: Any
+    ) -> None:
         vocab = ["<end>", "?", *dict.fromkeys(pieces)]
         self.ids = [vocab.index(piece) for piece in pieces]
         self.llm = toy_llama(
             monkeypatch,
             tmp_path / "toy",
             vocab=vocab,
-            control=[0],
             eos=0,
             script={str(i + 1): token for i, token in enumerate([*self.ids, 0])},
+            **{"control": [0], **settings},
         )
 
     def drafter(self, block: int) -> Drafter | None:
@@ -81,6 +83,59 @@ def test_stop_strings(
     assert "".join(texts) == text
     assert tokens == [*says.ids, 0][:kept]
     assert stream.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("block", [0, 1, 3])
+def test_stop_token_ids_end_a_generation_as_end_tokens_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, block: int
+) -> None:
+    says = Says(monkeypatch, tmp_path, ["ab", "c", "d", "e"])
+    for ids in ([says.ids[2]], {says.ids[2], says.ids[3]}, (says.ids[2], 1)):
+        texts, tokens, stream = says.stream(block, stop_token_ids=ids)
+        assert ("".join(texts), tokens) == ("abc", says.ids[:3])
+        assert stream.finish_reason == "stop"
+    texts, _, _ = says.stream(block, stop_token_ids=[says.ids[1]], ignore_eos=True)
+    assert "".join(texts) == "ab"
+
+
+@pytest.mark.parametrize("block", [0, 1, 3])
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_stop_text_that_is_a_control_token_ends_at_that_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, block: int, skip: bool
+) -> None:
+    says = Says(monkeypatch, tmp_path, ["ab", "<|stop|>", "c"], control=[0, 3])
+    options: Any = {"skip_special_tokens": skip, "ignore_eos": True, "max_tokens": 4}
+    texts, tokens, stream = says.stream(block, stop=["zz", "<|stop|>"], **options)
+    assert ("".join(texts), tokens) == ("ab", says.ids[:2])
+    assert stream.finish_reason == "stop"
+    texts, _, _ = says.stream(block, **options)
+    assert "".join(texts) == ("abc" if skip else "ab<|stop|>c<end>")
+    # An end token is not a part of the text, whether others are shown or not.
+    texts, _, _ = says.stream(block, skip_special_tokens=skip)
+    assert "".join(texts) == ("abc" if skip else "ab<|stop|>c")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"stop_token_ids": [5]}, ValueError, r"stop_token_ids\[0\] is 5, outside .* of 5"),
+        ({"stop_token_ids": [1, -1]}, ValueError, r"stop_token_ids\[1\] is -1"),
+        ({"stop_token_ids": ["ab"]}, TypeError, r"stop_token_ids\[0\] must be a token id"),
+        ({"stop_token_ids": 3}, TypeError, "must be token ids, not 3"),
+        ({"stop_token_ids": "ab"}, TypeError, "must be token ids, not 'ab'"),
+        ({"skip_special_tokens": 0}, TypeError, "skip_special_tokens must be True or False"),
+    ],
+)
+def test_wrong_stops_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: Any,
+    error: type[Exception],
+    words: str,
+) -> None:
+    says = Says(monkeypatch, tmp_path, ["ab", "c", "d"])
+    with pytest.raises(error, match=words):
+        says.llm.generate([1], **options)
 
 
 def test_text_is_held_only_as_long_as_needed(

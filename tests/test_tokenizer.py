@@ -177,3 +177,36 @@ def test_bad_arguments(load: Load, kind: str) -> None:
     with pytest.raises((TypeError, ValueError)):
         tokenizer.encode("\ud800")  # half of a surrogate pair is no text
     assert tokenizer.decode(tokenizer.encode("the cat", add_bos=False)) == "the cat"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "spm"])
+def test_bytes_of_tokens_join_to_the_text(load: Load, kind: str) -> None:
+    tokenizer = load(kind)
+    text = " The cat 日本 sät\n🦙 <|x|>"
+    ids = tokenizer.encode(text, add_bos=False)
+    joined = b"".join(tokenizer.token_bytes(token) for token in ids)
+    assert joined == (b" " if kind == "spm" else b"") + text.encode()
+    # Also of tokens that are no characters by themselves.
+    assert {0xF0} < {byte for token in ids for byte in tokenizer.token_bytes(token)}
+    assert tokenizer.token_bytes(tokenizer.eos or 0) == b""
+    with pytest.raises(ValueError, match="out of range"):
+        tokenizer.token_bytes(tokenizer.n_vocab)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "spm"])
+def test_control_tokens_are_shown_on_demand(load: Load, kind: str) -> None:
+    tokenizer = load(kind)
+    assert tokenizer.bos is not None
+    assert tokenizer.eos is not None
+    bos, eos = tokenizer.token(tokenizer.bos), tokenizer.token(tokenizer.eos)
+    text = f"{bos}the cat{eos}"
+    ids = tokenizer.encode(text, add_bos=False, parse_special=True)
+    assert tokenizer.decode(ids) == "the cat"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    for skip in (True, False):
+        stream = tokenizer.stream(skip_special_tokens=skip)
+        pieces = [stream.push(token) for token in ids]
+        joined = "".join(pieces) + stream.finish()
+        assert joined == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert tokenizer.control_id(eos) == tokenizer.eos
+    assert [tokenizer.control_id(name) for name in ("", "the", "<|x|>", eos + " ")] == [None] * 4

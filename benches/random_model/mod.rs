@@ -94,7 +94,7 @@ impl Model {
             layer < eighth || layer >= 7 * n_layer / 8 || (layer - eighth) % 3 == 2
         };
         match tensor.role {
-            Role::RopeDivisors => None,
+            Role::RopeDivisors | Role::Bias(..) => None,
             _ if !tensor.is_matrix() => Some(GgmlDType::F32),
             Role::Embedding => Some(self.embedding),
             Role::Output => self.output,

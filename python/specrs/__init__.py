@@ -12,6 +12,7 @@ from . import attention as attention
 from ._specrs import ContextOverflow as ContextOverflow
 from ._specrs import GgufError as GgufError
 from ._specrs import Session as Session
+from .chat.template import TemplateError as TemplateError
 from .completion import Completion as Completion
 from .completion import Stream as Stream
 from .decoding.replay import Replay as Replay
@@ -22,6 +23,7 @@ from .llama import Llama as Llama
 from .models import pull as pull
 from .sampling import Sampling as Sampling
 from .sampling import TokenLogprob as TokenLogprob
+from .scoring import Score as Score
 from .serving.batch import Batch as Batch
 from .serving.batch import BatchStats as BatchStats
 from .serving.many import BatchError as BatchError

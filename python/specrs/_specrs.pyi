@@ -301,14 +301,21 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
     ) -> list[int]: ...
-    def decode(self, tokens: TokenIds) -> str:
-        """Text of `tokens`, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+        """Ids of one text in pieces, each with whether marks count in it; BOS is not added."""
+    def decode(self, tokens: TokenIds, *, skip_special_tokens: bool = True) -> str:
+        """Text of `tokens`, with or without control tokens; bytes that are no UTF-8 become U+FFFD."""
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that `id` adds to a text: none, if it is a control token or padding."""
+    @property
+    def notes(self) -> list[str]: ...
     def token(self, id: int) -> str:
         """The vocabulary's own string of `id`, for messages and comparisons."""
+    def control_id(self, name: str) -> int | None: ...
     def is_control(self, id: int) -> bool: ...
     def is_padding(self, id: int) -> bool:
         """Whether `id` is an unused row that only pads the vocabulary."""
-    def stream(self, *, continuing: bool = False) -> TextStream:
+    def stream(self, *, continuing: bool = False, skip_special_tokens: bool = True) -> TextStream:
         """A stream for ids that begin a text, or that continue one (a first space then belongs to it)."""
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Real
 from operator import index
 from pathlib import Path
@@ -95,6 +95,17 @@ def checked_stop(stop: Any) -> tuple[str, ...]:
     if "" in stops:
         raise ValueError("stop must not contain an empty text: it would end everything at once")
     return tuple(checked_text("stop", text) for text in stops)
+
+
+def checked_token_ids(name: str, ids: Any, n_vocab: int) -> list[int]:
+    """Return token ids as a list; TypeError or ValueError unless all are in the vocabulary."""
+    if isinstance(ids, NO_TOKEN_IDS) or not isinstance(ids, Iterable):
+        raise TypeError(f"{name} must be token ids, not {shortened(ids)}")
+    checked = [checked_int(f"{name}[{i}]", token, "a token id") for i, token in enumerate(ids)]
+    for i, token in enumerate(checked):
+        if not 0 <= token < n_vocab:
+            raise ValueError(f"{name}[{i}] is {token}, outside the vocabulary of {n_vocab}")
+    return checked
 
 
 def checked_path(name: str, path: Any) -> Path:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Sequence, Set, Sized
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._specrs import Model, Session, Tokenizer
 from .arguments import (
@@ -18,17 +18,20 @@ from .arguments import (
     checked_positive,
     checked_stop,
     checked_text,
+    checked_token_ids,
 )
 from .attention.choice import Attention
 from .attention.choice import check as check_attention
-from .chat.format import ChatFormat
+from .chat.format import ChatFormat, ChatTokens
 from .chat.template import Message
 from .completion import Completion, Stream
 from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
 from .models import MODELS
+from .options import ChatOptions, Options, OptionsOfChat, check_options, checked_length
 from .sampling import Sampling
+from .scoring import Score, checked_top_logprobs, scores, several, texts
 from .serving.texts import ManyTexts
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
@@ -45,22 +48,6 @@ if TYPE_CHECKING:
 
     # Session, token ids, and after how many of the last something is wanted.
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of a generation; `Llama.stream` explains them."""
-
-    max_tokens: int | None
-    sampling: Sampling
-    drafter: Drafter | None
-    draft_length: LengthPolicy | None
-    stop: str | Sequence[str]
-    ignore_eos: bool
-    logprobs: int | None
-    session: Session | None
-    attention: Attention
-    progress: Callable[[int, int], object] | None
-    trace: bool
 
 
 class Llama(ManyTexts):
@@ -138,9 +125,10 @@ class Llama(ManyTexts):
         text = checked_text("text", text)
         return self.tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`, control tokens left out."""
-        return self.tokenizer.decode(tokens)
+    def detokenize(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `tokens`, control tokens left out unless they are asked for."""
+        skip = checked_bool("skip_special_tokens", skip_special_tokens)
+        return self.tokenizer.decode(tokens, skip_special_tokens=skip)
 
     def session(self) -> Session:
         """Return a new, empty session."""
@@ -187,29 +175,47 @@ class Llama(ManyTexts):
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """Generate and return everything at once; arguments and errors as for `stream`."""
-        _check_options("generate", options)
+        check_options("generate", options)
         return self.stream(prompt, **options).collect()
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
+    def chat(self, messages: Sequence[Message], **options: Unpack[OptionsOfChat]) -> Completion:
         """Reply to a conversation and return everything at once; arguments as for `stream_chat`."""
-        _check_options("chat", options)
+        check_options("chat", options, OptionsOfChat)
         return self.stream_chat(messages, **options).collect()
 
-    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[OptionsOfChat]) -> Stream:
         """Reply to a conversation, formatted by the chat template of the file.
 
         Args:
-            messages: Dicts with "role" and "content", the latest last.
-            **options: As for `stream`.
+            messages: As for `chat_tokens`.
+            **options: As for `chat_tokens` and for `stream`.
 
-        Raises TemplateError, a ValueError, for what the template refuses.
+        Raises what `chat_tokens` and `stream` do.
         """
-        _check_options("stream_chat", options)
-        return self.stream(self.chat_tokens(messages), **options)
+        check_options("stream_chat", options, OptionsOfChat)
+        given: Any = dict(options)
+        prompt = {name: given.pop(name) for name in ChatOptions.__annotations__ if name in given}
+        return self.stream(self.chat_tokens(messages, **prompt), **given)
 
-    def chat_tokens(self, messages: Sequence[Message]) -> list[int]:
-        """Return the prompt that the chat template makes of a conversation; errors as above."""
-        return list(self._chat_format.encode(messages))
+    def chat_tokens(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
+        """Return the prompt that the chat template of the file makes of a conversation.
+
+        Args:
+            messages: Dicts with "role" and "content", which is text or a list of parts such as
+                `{"type": "text", "text": "..."}`; the latest last. Replies may have "tool_calls",
+                their arguments as JSON text or as a dict. What they spell stays text: it never
+                becomes a mark that begins or ends a turn.
+            **options: `tools`, descriptions of what the model may call; `template_variables`, a
+                dict of what else the template reads, such as `enable_thinking` or `documents`;
+                `continue_final_message=True` to go on with the last message, a begun reply; and
+                `add_generation_prompt=False` to begin none.
+
+        Raises TypeError or ValueError for malformed arguments and for those that the template does
+        not read; TemplateError, a ValueError, for what the template refuses, and if it takes more
+        than 2 s or 256 MiB.
+        """
+        check_options("chat_tokens", options, ChatOptions)
+        return self._chat_format.encode(messages, **options)
 
     def stream(
         self,
@@ -220,7 +226,9 @@ class Llama(ManyTexts):
         drafter: Drafter | None = None,
         draft_length: LengthPolicy | None = None,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Collection[int] = (),
         ignore_eos: bool = False,
+        skip_special_tokens: bool = True,
         logprobs: int | None = None,
         session: Session | None = None,
         attention: Attention = "dense",
@@ -237,8 +245,11 @@ class Llama(ManyTexts):
                 is the same, only the speed differs; but on the candle devices rows of logits are
                 not equal to the bit, and text can differ where two tokens are nearly as likely.
             draft_length: How far to guess; None is `AdaptiveLength()`: as far as it pays.
-            stop: Text or texts before which the result ends.
+            stop: Text or texts before which the result ends; one that names a control token, such
+                as "<|im_end|>", stands for that token.
+            stop_token_ids: Ids that end it as the model's own end tokens do.
             ignore_eos: Go on after the model's own end tokens.
+            skip_special_tokens: Leave control tokens out of the text.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
             session: Continue here: what it shares with the prompt, as exact as it is wanted, is not
@@ -275,14 +286,21 @@ class Llama(ManyTexts):
         self._model.check_attention(pattern)
         if progress is not None and not callable(progress):
             raise TypeError(f"progress must be callable as progress(done, total), not {progress!r}")
-        length = self._checked_drafting(drafter, draft_length)
+        length = checked_length(drafter, draft_length, self)
+        length = AdaptiveLength(self._cost) if length is None else length
         session = self._checked_session(session)
-        end_ids = (
-            frozenset()
-            if checked_bool("ignore_eos", ignore_eos)
-            else frozenset(self.tokenizer.end_ids)
+        if isinstance(stop_token_ids, Set):
+            stop_token_ids = sorted(stop_token_ids)
+        end_ids = set(checked_token_ids("stop_token_ids", stop_token_ids, self.n_vocab))
+        end_ids.update(id_ for id_ in map(self.tokenizer.control_id, stops) if id_ is not None)
+        if not checked_bool("ignore_eos", ignore_eos):
+            end_ids.update(self.tokenizer.end_ids)
+        decoder = self.tokenizer.stream(
+            # Only a new reply of a chat begins a text.
+            continuing=not isinstance(prompt, ChatTokens) or prompt.continued,
+            skip_special_tokens=checked_bool("skip_special_tokens", skip_special_tokens),
         )
-        writer = TextWriter(self.tokenizer.stream(continuing=True), stops, end_ids)
+        writer = TextWriter(decoder, stops, end_ids)
         generation = Generation(
             prompt=ids,
             n_ctx=self.n_ctx,
@@ -305,6 +323,57 @@ class Llama(ManyTexts):
             finish_reason="length" if nothing_to_do else None,
         )
 
+    # Text is a sequence of texts as well.
+    @overload
+    def score(  # type: ignore[overload-overlap]
+        self,
+        prompt: str | Sequence[int],
+        continuations: str | Sequence[int] | None = None,
+        *,
+        top_logprobs: int = 0,
+    ) -> Score: ...
+
+    @overload
+    def score(
+        self,
+        prompt: str | Sequence[int],
+        continuations: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        top_logprobs: int = 0,
+    ) -> list[Score]: ...
+
+    def score(
+        self, prompt: Any, continuations: Any = None, *, top_logprobs: int = 0
+    ) -> Score | list[Score]:
+        """Return how likely the model holds a text to be, or each of several continuations of it.
+
+        The logits of all positions are never held at once, and a shared prompt is evaluated once.
+
+        Args:
+            prompt: Text, which begins with BOS if the file says so, or ids, which stay as they are.
+            continuations: None scores the prompt itself. One or several texts, or ids where the
+                prompt is ids, are scored as what follows it: tokenised together with it, and with
+                the white space at its end, as EleutherAI's evaluation harness does.
+            top_logprobs: Tell for every token this many most likely ones at its place.
+
+        Raises TypeError, ValueError, or ContextOverflow for what is too long.
+        """
+        count = checked_top_logprobs(top_logprobs, self.n_vocab)
+        listed = several(continuations)
+        single = continuations is not None and listed is None
+        wanted, names = texts(self.tokenizer, prompt, [continuations] if single else listed)
+        found = scores(
+            self.session,
+            self.tokenizer,
+            wanted,
+            names,
+            n_ctx=self.n_ctx,
+            n_vocab=self.n_vocab,
+            threads=self.threads,
+            top_logprobs=count,
+        )
+        return list(found) if listed is not None else next(found)
+
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(checked_text("prompt", prompt))
@@ -326,30 +395,6 @@ class Llama(ManyTexts):
             room(self.n_ctx, self.n_ctx, None, self._model.n_ctx_train, more=True)
         return ids
 
-    def _checked_drafting(
-        self, drafter: Drafter | None, draft_length: LengthPolicy | None
-    ) -> LengthPolicy:
-        if drafter is None:
-            if draft_length is not None:
-                raise ValueError(
-                    "draft_length has no effect without a drafter; pass drafter= as well"
-                )
-            return AdaptiveLength(self._cost)
-        if isinstance(drafter, type) or not isinstance(drafter, Drafter):
-            raise TypeError(
-                f"drafter must be an object with a method propose(tokens, k), not {drafter!r}"
-            )
-        check_target = getattr(drafter, "check_target", None)
-        if check_target is not None:
-            check_target(self)
-        if draft_length is None:
-            return AdaptiveLength(self._cost)
-        if isinstance(draft_length, type) or not isinstance(draft_length, LengthPolicy):
-            raise TypeError(
-                f"draft_length must be a policy such as specrs.FixedLength(4), not {draft_length!r}"
-            )
-        return draft_length
-
     def _checked_session(self, session: Session | None) -> Session:
         if session is None:
             return self.session()
@@ -367,15 +412,6 @@ class Llama(ManyTexts):
             f"Llama({str(self.path)!r}, n_ctx={self.n_ctx}, threads={self.threads}, "
             f"device={self.device!r})"
         )
-
-
-def _check_options(method: str, options: Iterable[str]) -> None:
-    """Raise TypeError for an option that no generation has."""
-    for name in options:
-        if name not in Options.__annotations__:
-            known = name in Sampling.__dataclass_fields__
-            hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if known else ""
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def _require(name: str, value: object, wanted: type) -> None:

@@ -14,8 +14,8 @@ use crate::forward::project::{add, put};
 use crate::kernels::layout::TILE;
 use crate::workers::phase::Phase;
 
-/// Bounds of weights whose products have no second part, and the bias of logits that have none.
-const ZEROS: [f32; TILE] = [0.0; TILE];
+/// Of weights whose products have no second part.
+const NO_BOUNDS: [f32; TILE] = [0.0; TILE];
 
 impl Pass {
     /// Norms and quantises the residual of every wanted row.
@@ -41,26 +41,31 @@ impl Pass {
     pub(super) fn output_product(&self, phase: &Phase<'_>, local: &mut Local) {
         let Decoder { config, kernels, weights } = &*self.decoder;
         let finish = Finish::new(config, kernels);
-        let biases = weights.output_bias.as_ref().map_or(&[][..], |biases| biases.as_chunks::<TILE>().0);
         let logits = &self.wanted[self.chosen..];
         let mut found = self.no_candidates(phase);
         let input = self.buffers.output.read(phase);
         while let Some(tiles) = phase.next_units() {
             multiply(kernels, &weights.output, tiles, &input, &mut local.results, |columns, rows, results| {
-                let tile = columns.start / TILE;
-                let bounds = weights.output_bounds.get(tile).unwrap_or(&ZEROS);
-                let bias = biases.get(tile).unwrap_or(&ZEROS);
+                let bounds = weights.output_bounds.get(columns.start / TILE).unwrap_or(&NO_BOUNDS);
                 for (row, values) in rows.zip(results) {
+                    let second = row >= self.wanted.len();
+                    let biased;
+                    let values = match &weights.output_bias {
+                        Some(bias) if !second => {
+                            biased = plus(values, &bias[columns.start..]);
+                            &biased
+                        }
+                        _ => values,
+                    };
                     let Some(i) = row.checked_sub(found.len()) else {
-                        found[row].look(&finish, columns.clone(), &plus(values, bias), bounds);
+                        found[row].look(&finish, columns.clone(), values, bounds);
                         continue;
                     };
-                    let second = i >= logits.len();
                     let WantedRow { row, result } = logits[if second { i - logits.len() } else { i }];
                     let mut to = phase.writer(&self.task.sequence(row).logits);
                     let to = to.part(result, columns.clone());
                     match second {
-                        false => put(&plus(values, bias), to),
+                        false => put(values, to),
                         true => add(values, 1.0, to),
                     }
                     if second || !self.decoder.splits_output() {
@@ -73,6 +78,6 @@ impl Pass {
     }
 }
 
-fn plus(values: &[f32; TILE], bias: &[f32; TILE]) -> [f32; TILE] {
+fn plus(values: &[f32; TILE], bias: &[f32]) -> [f32; TILE] {
     std::array::from_fn(|i| values[i] + bias[i])
 }

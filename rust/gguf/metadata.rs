@@ -3,6 +3,7 @@
 use std::collections::{btree_map, BTreeMap};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gguf::strings::Strings;
@@ -117,14 +118,15 @@ impl Array {
 #[derive(Clone, Debug)]
 pub struct Metadata {
     path: PathBuf,
-    values: BTreeMap<String, Value>,
+    /// Shared by clones: a vocabulary takes tens of megabytes.
+    values: Arc<BTreeMap<String, Value>>,
 }
 
 impl Metadata {
     /// The metadata `values` of the file `path`, which error messages name.
     pub fn new(path: &Path, values: BTreeMap<String, Value>) -> Self {
         let path = path.to_owned();
-        Self { path, values }
+        Self { path, values: Arc::new(values) }
     }
 
     /// The file the values come from.

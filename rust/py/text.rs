@@ -54,15 +54,40 @@ impl PyTokenizer {
         Ok(py.detach(|| self.0.encode(text, add_bos, parse_special))?)
     }
 
-    /// Text of `tokens`, control tokens left out; bytes that are no UTF-8 become U+FFFD.
-    fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
+    /// The ids of a chat in pieces of text, each with whether it is the template's own, in which marks count; BOS is not
+    /// added.
+    fn encode_pieces(&self, py: Python<'_>, pieces: Vec<(String, bool)>) -> Vec<u32> {
+        let marks = |own: bool| if own { codec::Marks::All } else { codec::Marks::Quoted };
+        let pieces: Vec<_> = pieces.iter().map(|(text, own)| (text.as_str(), marks(*own))).collect();
+        py.detach(|| self.0.encode_pieces(&pieces))
+    }
+
+    /// Text of `tokens`; bytes that are no UTF-8 become U+FFFD.
+    #[pyo3(signature = (tokens, *, skip_special_tokens=true))]
+    fn decode(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, skip_special_tokens: bool) -> PyResult<String> {
         let tokens = token_ids(tokens)?;
-        Ok(py.detach(|| self.0.decode(&tokens))?)
+        Ok(py.detach(|| self.0.decode(&tokens, skip_special_tokens))?)
+    }
+
+    /// The bytes that a token adds to a text; none if it is a mark.
+    fn token_bytes(&self, id: Count) -> PyResult<&[u8]> {
+        Ok(self.0.token_bytes(id.id())?)
+    }
+
+    /// What the file says and cannot be followed, a sentence each.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.0.notes().to_vec()
     }
 
     /// The vocabulary's own string of `id`, for messages and comparisons.
     fn token(&self, id: Count) -> PyResult<&str> {
         Ok(self.0.token(id.id())?)
+    }
+
+    /// The control token that is called `name`.
+    fn control_id(&self, name: &str) -> Option<u32> {
+        self.0.control_id(name)
     }
 
     /// Whether a token is a mark, never text.
@@ -76,10 +101,11 @@ impl PyTokenizer {
     }
 
     /// A stream for ids that begin a text, or that continue one (a first space then belongs to it).
-    #[pyo3(signature = (*, continuing=false))]
-    fn stream(&self, continuing: bool) -> PyTextStream {
+    #[pyo3(signature = (*, continuing=false, skip_special_tokens=true))]
+    fn stream(&self, continuing: bool, skip_special_tokens: bool) -> PyTextStream {
         let stream = if continuing { text_stream::TextStream::continuing } else { text_stream::TextStream::new };
-        PyTextStream(Mutex::new(stream(self.0.clone())))
+        let stream = stream(self.0.clone());
+        PyTextStream(Mutex::new(if skip_special_tokens { stream } else { stream.with_marks() }))
     }
 }
 

@@ -1,5 +1,7 @@
 //! Text to token ids and back, as the metadata of a model file describes it.
 
+use std::ops::Range;
+
 use crate::arch::roles::Role;
 use crate::error::{Error, Result};
 use crate::gguf::file::GgufFile;
@@ -10,6 +12,7 @@ use crate::tokenizer::markers::{Fragment, Markers};
 use crate::tokenizer::pre::Pre;
 use crate::tokenizer::specials::Specials;
 use crate::tokenizer::spm::Spm;
+use crate::tokenizer::turns;
 use crate::tokenizer::vocabulary::{Kind, Spelling, Vocabulary};
 
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
@@ -25,8 +28,22 @@ pub struct Tokenizer {
     /// Those, and the marks that are found only where the caller allows it.
     marks: Markers,
     specials: Specials,
+    /// User-defined tokens that [`Marks::Quoted`] text never becomes, in ascending order.
+    turn_marks: Vec<u32>,
     add_bos: bool,
     chat_template: Option<String>,
+    notes: Vec<String>,
+}
+
+/// Which tokens the spelling of a mark in a text becomes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Marks {
+    /// Every mark.
+    All,
+    /// Only user-defined ones, which are text.
+    UserDefined,
+    /// As `UserDefined`, but for those that begin or end a turn of a chat.
+    Quoted,
 }
 
 #[derive(Debug)]
@@ -43,6 +60,21 @@ impl Algorithm {
             Self::Bpe(_) => Spelling::Bytes,
         }
     }
+
+    /// Append the ids of `text`, which holds no marks.
+    fn append(&self, text: &str, ids: &mut Vec<u32>) {
+        match self {
+            Self::Spm(spm) => spm.encode(text, ids),
+            Self::Bpe(bpe) => bpe.encode(text, ids),
+        }
+    }
+
+    /// The ids of `text`, which holds no marks.
+    fn encode(&self, text: &str) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.append(text, &mut ids);
+        ids
+    }
 }
 
 impl Tokenizer {
@@ -51,7 +83,7 @@ impl Tokenizer {
     /// An [`Error::Gguf`] says what is missing, contradictory or not supported.
     pub fn from_gguf(file: &GgufFile) -> Result<Self> {
         let metadata = file.metadata();
-        let (vocabulary, algorithm, default_add_bos) = read_algorithm(metadata)?;
+        let (mut vocabulary, algorithm, default_add_bos) = read_algorithm(metadata)?;
         let n_vocab = match file.tensor(&Role::Embedding.to_string()) {
             None => vocabulary.size(),
             Some(tensor) if tensor.rows() >= vocabulary.size() => tensor.rows(),
@@ -64,7 +96,17 @@ impl Tokenizer {
                 )))
             }
         };
+        let chat_template = metadata.get_str("tokenizer.chat_template")?;
+        let mistyped = turns::mistyped(&vocabulary, chat_template.unwrap_or_default(), |text| algorithm.encode(text));
+        vocabulary.make_marks(&mistyped);
         let specials = Specials::read(metadata, &vocabulary, algorithm.spelling())?;
+        let mut notes = specials.notes.clone();
+        notes.extend(mistyped.iter().map(|&id| {
+            let text = vocabulary.string(id).unwrap_or_default();
+            format!(
+                "token {id}, `{text}`, is text by its type, but the chat template uses it as a mark: it counts as one"
+            )
+        }));
         let add_bos = match metadata.get_bool(ADD_BOS)? {
             Some(true) if specials.bos.is_none() => {
                 return Err(metadata
@@ -83,11 +125,13 @@ impl Tokenizer {
             n_vocab,
             user_defined: markers(&[Kind::UserDefined])?,
             marks: markers(&[Kind::UserDefined, Kind::Control, Kind::Unknown])?,
+            turn_marks: turns::turn_marks(&vocabulary, chat_template.unwrap_or_default(), &specials),
             vocabulary,
             algorithm,
             specials,
             add_bos,
-            chat_template: metadata.get_str("tokenizer.chat_template")?.map(str::to_owned),
+            chat_template: chat_template.map(str::to_owned),
+            notes,
         })
     }
 
@@ -114,7 +158,7 @@ impl Tokenizer {
 
     /// What the file says about its marks and cannot be followed, a sentence each.
     pub fn notes(&self) -> &[String] {
-        &self.specials.notes
+        &self.notes
     }
 
     /// Whether a text begins with [`Self::bos`] unless the caller decides otherwise.
@@ -135,19 +179,7 @@ impl Tokenizer {
     ///
     /// An [`Error::Argument`] says that the model has no BOS to add.
     pub fn encode(&self, text: &str, add_bos: Option<bool>, parse_special: bool) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
-        let mut start = 0;
-        if parse_special {
-            for (place, id) in self.marks.find(text) {
-                // What is user-defined is text, for which a model may have rules of its own.
-                if self.vocabulary.kind(id) != Kind::UserDefined {
-                    self.encode_text(&text[start..place.start], &mut ids);
-                    ids.push(id);
-                    start = place.end;
-                }
-            }
-        }
-        self.encode_text(&text[start..], &mut ids);
+        let mut ids = self.encode_pieces(&[(text, if parse_special { Marks::All } else { Marks::UserDefined })]);
         let add = add_bos.unwrap_or(self.add_bos && ids.first().copied() != self.bos());
         match self.bos() {
             Some(bos) if add => ids.insert(0, bos),
@@ -160,34 +192,90 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Append the ids of `text`, which has no marks but stands between them.
-    fn encode_text(&self, text: &str, ids: &mut Vec<u32>) {
-        match &self.algorithm {
-            Algorithm::Spm(spm) => self.user_defined.split(&spm.normalize(text), |fragment| match fragment {
-                Fragment::Marker(id) => ids.push(id),
-                Fragment::Text(text) => spm.encode(text, ids),
-            }),
-            Algorithm::Bpe(bpe) => self.user_defined.split(text, |fragment| match fragment {
-                Fragment::Marker(id) => ids.push(id),
-                Fragment::Text(text) => bpe.encode(text, ids),
-            }),
+    /// The ids of a text in pieces, each with what the spelling of a mark in it means; no mark lies in two pieces.
+    ///
+    /// The pieces are one text: but for marks, their borders are not seen.
+    pub fn encode_pieces(&self, pieces: &[(&str, Marks)]) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let mut open: Vec<(&str, Marks)> = Vec::new(); // since the last mark
+        let mut takes_space = false;
+        for &(mut text, marks) in pieces {
+            if takes_space {
+                text = text.trim_start();
+            }
+            takes_space &= text.is_empty();
+            if marks == Marks::All {
+                // What is user-defined is text, for which a model may have rules of its own.
+                let is_mark = |id: u32| self.vocabulary.kind(id) != Kind::UserDefined;
+                let mut start = 0;
+                for found in self.marks.find(text, |_, _| true).filter(|found| is_mark(found.id)) {
+                    open.push((&text[start..found.place.start], marks));
+                    self.encode_text(&open, &mut ids);
+                    open.clear();
+                    ids.push(found.id);
+                    start = found.place.end;
+                    takes_space = found.takes_space && start == text.len();
+                }
+                text = &text[start..];
+            }
+            open.push((text, marks));
         }
+        self.encode_text(&open, &mut ids);
+        ids
     }
 
-    /// The text of `ids`, without marks; bytes that are no UTF-8 become U+FFFD.
+    /// Append the ids of the text in `pieces`, which has no marks but stands between them.
+    fn encode_text(&self, pieces: &[(&str, Marks)], ids: &mut Vec<u32>) {
+        let mut text = String::with_capacity(pieces.iter().map(|(text, _)| text.len() + 1).sum());
+        let mut quoted = Vec::new();
+        for &(piece, marks) in pieces {
+            let start = text.len();
+            match &self.algorithm {
+                Algorithm::Spm(spm) => spm.normalize(piece, &mut text),
+                Algorithm::Bpe(_) => text.push_str(piece),
+            }
+            if marks == Marks::Quoted {
+                quoted.push(start..text.len());
+            }
+        }
+        let counts = |place: &Range<usize>, id: u32| {
+            self.turn_marks.binary_search(&id).is_err() || {
+                let next = quoted.partition_point(|quote| quote.end <= place.start);
+                quoted.get(next).is_none_or(|quote| place.end <= quote.start)
+            }
+        };
+        self.user_defined.split(&text, counts, |fragment| match fragment {
+            Fragment::Marker(id) => ids.push(id),
+            Fragment::Text(text) => self.algorithm.append(text, ids),
+        });
+    }
+
+    /// The text of `ids`, without marks if `skip_special`; bytes that are no UTF-8 become U+FFFD.
     ///
     /// The space that [`Self::encode`] puts before a text is taken away again. An [`Error::Argument`] names an id that
     /// is out of range.
-    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         let mut bytes = Vec::new();
+        let mut drop_space = self.begins_with_space();
         for &id in ids {
-            bytes.extend(self.token_bytes(id)?);
+            bytes.extend(self.text_bytes(id, skip_special, &mut drop_space)?);
         }
-        let text = match bytes.strip_prefix(b" ") {
-            Some(text) if self.begins_with_space() => text,
-            _ => &bytes,
-        };
-        Ok(String::from_utf8_lossy(text).into_owned())
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The bytes that `id` adds to a text, of which `drop_space` tells whether the space before it is still to come.
+    ///
+    /// A mark adds its name, or nothing if `skip_special`.
+    pub fn text_bytes(&self, id: u32, skip_special: bool, drop_space: &mut bool) -> Result<&[u8]> {
+        if self.is_control(id)? {
+            return Ok(if skip_special { &[] } else { self.token(id)?.as_bytes() });
+        }
+        let bytes = self.vocabulary.bytes(id);
+        if *drop_space && !bytes.is_empty() {
+            *drop_space = false;
+            return Ok(bytes.strip_prefix(b" ").unwrap_or(bytes));
+        }
+        Ok(bytes)
     }
 
     /// Whether [`Self::encode`] puts a space before a text.
@@ -205,6 +293,12 @@ impl Tokenizer {
     pub fn token_bytes(&self, id: u32) -> Result<&[u8]> {
         self.check(id)?;
         Ok(self.vocabulary.bytes(id))
+    }
+
+    /// The mark that is called `name`.
+    pub fn control_id(&self, name: &str) -> Option<u32> {
+        let found = self.marks.find(name, |place, _| *place == (0..name.len())).next()?;
+        matches!(self.vocabulary.kind(found.id), Kind::Control | Kind::Unknown).then_some(found.id)
     }
 
     /// Whether `id` is a mark, which only `parse_special` finds in a text.

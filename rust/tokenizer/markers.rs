@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 use super::vocabulary::{Kind, Vocabulary};
 use crate::error::Result;
@@ -14,6 +14,17 @@ pub struct Markers {
     automaton: AhoCorasick,
     /// The token of each pattern, and whether it takes the white space after it.
     tokens: Vec<(u32, bool)>,
+}
+
+/// A marker in a text.
+#[derive(Debug)]
+pub struct Found {
+    /// Where it stands, with the white space that it takes.
+    pub place: Range<usize>,
+    /// The token.
+    pub id: u32,
+    /// Whether it takes the white space after it.
+    pub takes_space: bool,
 }
 
 /// What a text consists of.
@@ -50,25 +61,35 @@ impl Markers {
     }
 
     /// Every marker in `text` with its place, which includes the white space that it takes: the leftmost first, of those
-    /// that begin together the longest.
-    pub fn find<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (Range<usize>, u32)> + 'a {
-        let mut end = 0;
-        self.automaton.find_iter(text).filter_map(move |found| {
-            if found.start() < end {
-                return None;
-            }
+    /// that begin together the longest. Where `counts` is false of it, it is text.
+    pub fn find<'a>(
+        &'a self,
+        text: &'a str,
+        counts: impl Fn(&Range<usize>, u32) -> bool + 'a,
+    ) -> impl Iterator<Item = Found> + 'a {
+        let mut from = 0;
+        std::iter::from_fn(move || loop {
+            let found = self.automaton.find(Input::new(text).range(from..))?;
             let (id, takes_space) = self.tokens[found.pattern()];
-            let rest = &text[found.end()..];
-            let space = if takes_space { rest.len() - rest.trim_start().len() } else { 0 };
-            end = found.end() + space;
-            Some((found.start()..end, id))
+            if counts(&found.range(), id) {
+                let rest = &text[found.end()..];
+                let space = if takes_space { rest.len() - rest.trim_start().len() } else { 0 };
+                from = found.end() + space;
+                return Some(Found { place: found.start()..from, id, takes_space });
+            }
+            from = found.start() + 1;
         })
     }
 
-    /// Cut `text` at every marker.
-    pub fn split<'a>(&self, text: &'a str, mut emit: impl FnMut(Fragment<'a>)) {
+    /// Cut `text` at every marker that `counts`.
+    pub fn split<'a>(
+        &self,
+        text: &'a str,
+        counts: impl Fn(&Range<usize>, u32) -> bool,
+        mut emit: impl FnMut(Fragment<'a>),
+    ) {
         let mut start = 0;
-        for (place, id) in self.find(text) {
+        for Found { place, id, .. } in self.find(text, counts) {
             if start < place.start {
                 emit(Fragment::Text(&text[start..place.start]));
             }

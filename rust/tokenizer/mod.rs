@@ -6,6 +6,7 @@ pub mod words;
 pub mod pre;
 pub mod vocabulary;
 pub mod specials;
+pub mod turns;
 pub mod markers;
 pub mod merging;
 pub mod spm;

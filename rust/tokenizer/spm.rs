@@ -50,11 +50,13 @@ impl Spm {
         })
     }
 
-    /// `text` as the model sees it, if it is a whole text: with the space before it.
-    pub fn normalize(&self, text: &str) -> String {
-        let prefix = if self.space_prefix && !text.is_empty() { " " } else { "" };
+    /// Append `text` to `whole`, a text as the model sees it: with a space before it.
+    pub fn normalize(&self, text: &str, whole: &mut String) {
+        if self.space_prefix && whole.is_empty() && !text.is_empty() {
+            whole.push(' ');
+        }
         // The model writes `▁` for the space and cannot tell the two apart.
-        prefix.to_owned() + &text.replace('▁', " ")
+        whole.push_str(&text.replace('▁', " "));
     }
 
     /// Append the ids of a part of a normalized text.

@@ -13,13 +13,15 @@ pub struct TextStream {
     pending: Vec<u8>,
     /// Whether the next byte is dropped if it is the space that encoding put before the text.
     drop_space: bool,
+    /// Whether marks are left out.
+    skip_special: bool,
 }
 
 impl TextStream {
     /// A stream that begins a text.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         let drop_space = tokenizer.begins_with_space();
-        Self { tokenizer, pending: Vec::new(), drop_space }
+        Self { tokenizer, pending: Vec::new(), drop_space, skip_special: true }
     }
 
     /// A stream that goes on with a text: a space at its beginning belongs to it.
@@ -27,15 +29,16 @@ impl TextStream {
         Self { drop_space: false, ..Self::new(tokenizer) }
     }
 
+    /// This stream, with marks written by their names.
+    pub fn with_marks(self) -> Self {
+        Self { skip_special: false, ..self }
+    }
+
     /// The text that became complete with `id`; nothing in the middle of a character.
     ///
     /// An id out of range is an [`Error::Argument`](crate::error::Error::Argument) and changes nothing.
     pub fn push(&mut self, id: u32) -> Result<String> {
-        let mut bytes = self.tokenizer.token_bytes(id)?;
-        if self.drop_space && !bytes.is_empty() {
-            self.drop_space = false;
-            bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
-        }
+        let bytes = self.tokenizer.text_bytes(id, self.skip_special, &mut self.drop_space)?;
         self.pending.extend(bytes);
         Ok(self.take(false))
     }
@@ -138,7 +141,7 @@ mod tests {
                     })
                     .collect();
                 let joined = pieces(&tokenizer, &ids).concat();
-                assert_eq!(joined, tokenizer.decode(&ids).unwrap(), "{ids:?}");
+                assert_eq!(joined, tokenizer.decode(&ids, true).unwrap(), "{ids:?}");
             }
         }
     }

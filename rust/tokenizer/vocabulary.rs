@@ -88,8 +88,18 @@ impl Vocabulary {
         self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
     }
 
+    /// Make marks of `ids`, which were text by their types.
+    pub fn make_marks(&mut self, ids: &[u32]) {
+        for &id in ids {
+            self.kinds[id as usize] = Kind::Control;
+        }
+    }
+
     /// What `id` adds to a text: nothing, if it is a mark or unused.
     pub fn bytes(&self, id: u32) -> &[u8] {
+        if self.kind(id) == Kind::Control {
+            return &[];
+        }
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else {
             return &[];

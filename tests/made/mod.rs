@@ -43,6 +43,7 @@ pub fn make(shape: &Shape, dtype: GgmlDType, extra: &[(&str, Value)], factors: O
     let mut random = Random(1);
     let mut fill = |tensor: &Tensor| {
         let contents = match (tensor.role, &tensor.shape[..]) {
+            (Role::Bias(..), _) => None,
             (Role::RopeDivisors, _) => factors.map(|factors| float(factors.to_vec())),
             (Role::Embedding, &[columns, rows]) => Some(random.matrix(rows, columns, 1.0, dtype)),
             // A matrix that keeps the size of normal input.

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Mapping, Sequence
-from reprlib import repr as shortened
 from typing import Any
 
 from .._specrs import Tokenizer
-from ..arguments import checked_text
+from ..arguments import checked_bool
+from .messages import checked_messages, checked_tools, checked_variables
 from .template import Message, render
 
-# A noncharacter, which no text for interchange contains: marks where a control token's spelling is
-# broken.
-_BREAK = "\ufdd0"
+
+class ChatTokens(list[int]):
+    """The ids of a conversation.
+
+    Attributes:
+        continued: Whether what follows goes on with a text, or begins one.
+    """
+
+    def __init__(self, ids: Sequence[int], continued: bool) -> None:
+        super().__init__(ids)
+        self.continued = continued
 
 
 class ChatFormat:
     """The chat template of a tokenizer, ready for use.
 
-    What stands in a message stays text: if it spells a control token such as ``<|im_end|>``, it
-    reaches the model as those characters and never as the token.
+    What stands in a message stays text: if it spells a mark such as ``<|im_end|>``, it reaches the
+    model as those characters and never as the token. Warns of what the file says wrongly about its
+    marks.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -31,89 +40,46 @@ class ChatFormat:
                 "model; write the prompt yourself and call generate() with it, or with "
                 "tokenize(prompt, parse_special=True) if it contains control tokens"
             )
+        for note in tokenizer.notes:
+            warnings.warn(f"the model file: {note}", stacklevel=2)
         self._tokenizer = tokenizer
         self._template = template
-        self._control_tokens: re.Pattern[str] | None = None
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation, up to where the assistant's reply begins.
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> ChatTokens:
+        """Return the ids of a conversation, up to where the assistant's reply begins or goes on.
 
         A beginning-of-sequence token is there once if template or file want one, else not at all.
-        Raises TypeError or ValueError for malformed messages and TemplateError for the template's
-        refusals.
+        `Llama.chat_tokens` explains the arguments. Raises TypeError or ValueError for malformed
+        ones and TemplateError for the template's refusals.
         """
-        check_messages(messages)
+        continued = checked_bool("continue_final_message", continue_final_message)
+        if add_generation_prompt is None:
+            add_generation_prompt = not continued
+        if checked_bool("add_generation_prompt", add_generation_prompt) and continued:
+            raise ValueError(
+                "add_generation_prompt and continue_final_message exclude each other: the reply "
+                "either begins or goes on"
+            )
         tokenizer = self._tokenizer
-        text = render(
+        pieces = render(
             self._template,
-            [self._plain_message(i, message) for i, message in enumerate(messages)],
+            checked_messages(messages),
             bos_token="" if tokenizer.bos is None else tokenizer.token(tokenizer.bos),
             eos_token="" if tokenizer.eos is None else tokenizer.token(tokenizer.eos),
+            tools=checked_tools(tools),
+            variables=checked_variables(template_variables),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continued,
         )
-        ids: list[int] = []
-        for part in text.split(_BREAK):
-            ids += tokenizer.encode(part, add_bos=False, parse_special=True)
+        ids = tokenizer.encode_pieces(pieces)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
-        return ids
-
-    def _plain_message(self, i: int, message: Message) -> Any:
-        """Copy a message with every control token's spelling broken up."""
-        where = f"messages[{i}]"
-        try:
-            return self._as_plain_text(where, message)
-        except RecursionError:
-            raise ValueError(f"{where} contains itself, or is nested too deeply") from None
-
-    def _as_plain_text(self, where: str, value: Any) -> Any:
-        """Copy a part of a message, in the same way."""
-        if isinstance(value, str):
-            pattern = self._control_pattern()
-            text = checked_text(where, value).replace(_BREAK, "")
-            # Again, because a break may uncover a shorter one: the `<b>` in `<a<b>`.
-            while pattern.search(text):
-                text = pattern.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
-            return text
-        if isinstance(value, Mapping):
-            return {
-                self._as_plain_text(where, key): self._as_plain_text(where, item)
-                for key, item in value.items()
-            }
-        if isinstance(value, (list, tuple)):
-            return [self._as_plain_text(where, item) for item in value]
-        return value
-
-    def _control_pattern(self) -> re.Pattern[str]:
-        if self._control_tokens is None:
-            tokenizer = self._tokenizer
-            control = [i for i in range(tokenizer.n_vocab) if tokenizer.is_control(i)]
-            # A spelling of one character cannot be broken.
-            spellings = [text for text in map(tokenizer.token, control) if len(text) > 1]
-            # Text is cut at breaks, so one that contains a break never arises.
-            spellings = [text for text in spellings if _BREAK not in text]
-            longest_first = sorted(spellings, key=len, reverse=True)
-            nothing = r"(?!)"
-            self._control_tokens = re.compile("|".join(map(re.escape, longest_first)) or nothing)
-        return self._control_tokens
-
-
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raise TypeError or ValueError unless `messages` is a list of dicts with role and content."""
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-        raise TypeError(f"messages must be a list of dicts, not {type(messages).__name__}")
-    if not messages:
-        raise ValueError('messages is empty; give at least {"role": "user", "content": "..."}')
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise TypeError(f"messages[{i}] must be a dict, not {type(message).__name__}")
-        if not isinstance(message.get("role"), str):
-            raise ValueError(f'messages[{i}] has no "role" such as "user", "assistant" or "system"')
-        content = message.get("content", "")
-        # A message that only calls tools has no text.
-        if content is None and message.get("tool_calls"):
-            continue
-        if not isinstance(content, (str, list, tuple)):
-            raise TypeError(
-                f'messages[{i}]["content"] must be text or a list of parts, '
-                f"not {shortened(content)}"
-            )
+        return ChatTokens(ids, continued)

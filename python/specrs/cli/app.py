@@ -17,6 +17,7 @@ from .demo import demo
 from .files import inspect, pull
 from .generate import generate
 from .measure import bench, sparse_check
+from .score import score
 
 app = typer.Typer(
     help="Run quantised models on this CPU, with lossless speculative decoding.",
@@ -40,7 +41,7 @@ def root(
         raise typer.Exit(2)
 
 
-for command in (pull, inspect, generate, demo, sparse_check, bench):
+for command in (pull, inspect, generate, score, demo, sparse_check, bench):
     app.command()(command)
 
 

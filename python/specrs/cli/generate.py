@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +24,8 @@ from .options import (
     given,
     seed_of,
     stdin_text,
+    tools_of,
+    variables_of,
 )
 
 
@@ -38,7 +41,20 @@ def generate(
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Default: stdin.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the file's chat template.")] = False,
     max_tokens: MaxTokens = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the result.")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON list of tools; needs --chat.")
+    ] = None,
+    template_variable: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Of the chat template; JSON, or else text."),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text, or a control token, that ends the result.")
+    ] = None,
+    stop_token_id: Annotated[list[int] | None, typer.Option(help="Id that ends it.")] = None,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Show control tokens in the text.")
+    ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw among so many tokens.")] = None,
@@ -101,6 +117,12 @@ def generate(
         raise ValueError("--draft-length needs --drafter or --draft-model")
     length = None if draft_length is None else specrs.FixedLength(draft_length)
     check_max_tokens(max_tokens)
+    conversation = given(
+        tools=None if tools is None else tools_of(tools),
+        template_variables=variables_of(template_variable),
+    )
+    if conversation and not chat:
+        raise ValueError("--tools and --template-variable need --chat")
     pattern = None if attention is None else specrs.attention.parse(attention)
     path = specrs.pull(model)
     text = stdin_text() if prompt is None else prompt
@@ -117,15 +139,17 @@ def generate(
     options = given(
         max_tokens=max_tokens,
         stop=stop,
+        stop_token_ids=stop_token_id,
         drafter=chosen,
         draft_length=length,
         attention=pattern,
     )
     options |= {"sampling": sampling, "ignore_eos": ignore_eos}
+    options |= {"skip_special_tokens": not special_tokens}
     with progress_bar("prompt") as progress:
         if chat:
             message = {"role": "user", "content": text}
-            stream = llm.stream_chat([message], progress=progress, **options)
+            stream = llm.stream_chat([message], progress=progress, **conversation, **options)
         else:
             stream = llm.stream(text, progress=progress, **options)
         for chunk in stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,6 +60,31 @@ def biases_of(texts: list[str] | None) -> dict[int, float] | None:
         except ValueError:
             raise ValueError(f"--logit-bias must be ID=NUMBER, not {text!r}") from None
     return biases or None
+
+
+def variables_of(texts: list[str] | None) -> dict[str, Any] | None:
+    """Read the NAME=VALUE of every --template-variable."""
+    variables: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"--template-variable must be NAME=VALUE, not {text!r}")
+        try:
+            variables[name] = json.loads(value)
+        except ValueError:
+            variables[name] = value
+    return variables or None
+
+
+def tools_of(file: Path) -> list[Any]:
+    """Read the file of --tools."""
+    try:
+        tools = json.loads(text_of(file))
+    except ValueError as error:
+        raise ValueError(f"{file} must be a JSON list of tools ({error})") from None
+    if not isinstance(tools, list):
+        raise ValueError(f"{file} must be a JSON list of tools, not {type(tools).__name__}")
+    return tools
 
 
 def text_of(file: Path) -> str:

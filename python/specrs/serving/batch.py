@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._specrs import Session
 from ..arguments import checked_bool, checked_count, checked_positive
 from ..completion import Stream
 from ..decoding.loop import Generation
+from ..options import Options, OptionsOfChat, check_options
 from ..speculation.costs import MeasuredCost
 from .memory import available
 from .pages import PAGE, Pages, pages_of
 from .request import Request, Waiter, wake
 from .sequence import Sequence
 from .step import Event, Steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Source(Protocol):
@@ -127,7 +131,13 @@ class Batch:
         self._closing = False
         self._failure: BaseException | None = None
 
-    def add(self, prompt: Any, *, cache_salt: Hashable = None, **options: Any) -> Request:
+    def add(
+        self,
+        prompt: str | Iterable[int],
+        *,
+        cache_salt: Hashable = None,
+        **options: Unpack[Options],
+    ) -> Request:
         """Add a prompt; from any thread. Its arguments are checked here.
 
         Args:
@@ -140,16 +150,19 @@ class Batch:
         Raises what `Llama.stream` does, MemoryError for what can never fit into `cache_bytes`, and
         RuntimeError once the batch is closed.
         """
-        return self._add(self._llm.stream, prompt, cache_salt, options)
+        _check_options("add", options, Options)
+        return self._add(self._llm.stream, prompt, cache_salt, dict(options))
 
-    def add_chat(self, messages: Any, *, cache_salt: Hashable = None, **options: Any) -> Request:
+    def add_chat(
+        self, messages: Any, *, cache_salt: Hashable = None, **options: Unpack[OptionsOfChat]
+    ) -> Request:
         """Add a conversation to reply to; otherwise as `add`."""
-        return self._add(self._llm.stream_chat, messages, cache_salt, options)
+        _check_options("add_chat", options, OptionsOfChat)
+        return self._add(self._llm.stream_chat, messages, cache_salt, dict(options))
 
-    def check(self, prompt: Any, **options: Any) -> None:
+    def check(self, prompt: Any, options: Mapping[str, Any]) -> None:
         """Raise what `add` would, without adding anything."""
-        if "session" in options:
-            raise TypeError("requests of a batch have sessions of their own; leave session= out")
+        _check_options("add", options, Options)
         self._llm.stream(prompt, **options)
 
     @property
@@ -204,8 +217,6 @@ class Batch:
         self, prepare: Callable[..., Stream], prompt: Any, salt: Hashable, options: dict[str, Any]
     ) -> Request:
         self._check()
-        if "session" in options:
-            raise TypeError("requests of a batch have sessions of their own; leave session= out")
         hash(salt)
         stream = prepare(prompt, **options)
         generation = stream.generation
@@ -298,3 +309,10 @@ class Batch:
                     del self._requests[sequence]
                 called += request._end(event.error)
         wake(called)
+
+
+def _check_options(method: str, options: Mapping[str, Any], known: type) -> None:
+    """Raise TypeError for options that a request cannot have."""
+    check_options(method, options, known)
+    if "session" in options:
+        raise TypeError("requests of a batch have sessions of their own; leave session= out")

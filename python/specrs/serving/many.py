@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from ..completion import Completion
+from ..options import ChatOptions
 from ..text import Chunk
 from .batch import Batch
 from .request import Request
@@ -103,8 +104,9 @@ class Many:
         self._open: dict[int, Request] = {}
 
     def check(self) -> None:
-        """Raise at once what is wrong with the options of all."""
-        self._batch.check([0], **self._options)
+        """Raise at once what is wrong with the options of all, whatever the prompts."""
+        chat = ChatOptions.__annotations__
+        self._batch.check([0], {n: value for n, value in self._options.items() if n not in chat})
 
     def run(self, *, chunks: bool = False) -> Iterator[tuple[int, Chunk | None]]:
         """Run all prompts: give (index, None) when one is over, and its chunks if they are wanted.

@@ -206,8 +206,7 @@ class ManyTexts:
         batch = self.batch(max_requests=max_requests, cache_bytes=cache_bytes)
         window = WINDOW * checked_positive("max_requests", max_requests)
         many = Many(batch, getattr(batch, method), prompts, window, options)
-        if method == "add":
-            many.check()
+        many.check()
         return many
 
 

@@ -26,7 +26,7 @@ fn check_published_ids(path: &Path) -> usize {
             let ids = tokenizer.encode(text, Some(false), parse_special).unwrap();
             assert_eq!(ids, expected.collect::<Vec<u32>>(), "{text:?}");
             if !parse_special {
-                assert_eq!(tokenizer.decode(&ids).unwrap(), *text);
+                assert_eq!(tokenizer.decode(&ids, true).unwrap(), *text);
             }
             compared += 1;
         }

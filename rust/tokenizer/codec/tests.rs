@@ -62,7 +62,7 @@ fn user_defined_tokens_are_one_id_longest_first() {
         assert_eq!(ids[0], long);
         assert!(!ids.contains(&mark));
         assert_eq!(encode("<|x|>>", true), [mark]);
-        assert_eq!(tokenizer.decode(&[long, mark, short]).unwrap(), "<|x|><|x|");
+        assert_eq!(tokenizer.decode(&[long, mark, short], true).unwrap(), "<|x|><|x|");
     }
 }
 
@@ -110,13 +110,13 @@ fn rows_without_a_token_are_padding() {
     assert_eq!(padded.n_vocab() as u64, tokens + 3);
     for id in [unused, unused + 1, unused + 3] {
         assert!(padded.is_padding(id).unwrap());
-        assert_eq!(padded.decode(&[id]).unwrap(), "");
+        assert_eq!(padded.decode(&[id], true).unwrap(), "");
     }
     assert_eq!(padded.token(unused).unwrap(), "[PAD]");
     assert_eq!(padded.token(unused + 1).unwrap(), "");
     assert!(!padded.is_padding(unused - 1).unwrap());
     for error in [
-        padded.decode(&[unused + 4]).unwrap_err(),
+        padded.decode(&[unused + 4], true).unwrap_err(),
         padded.token(u32::MAX).unwrap_err(),
         padded.is_control(unused + 4).unwrap_err(),
     ] {
@@ -134,7 +134,7 @@ fn characters_without_a_token_become_bytes_or_unknown() {
     let spm = tokenizer(&tiny_spm(&["a", "▁"])).unwrap();
     let ids = spm.encode("aé", Some(false), false).unwrap();
     assert_eq!(ids[2..], [3 + 0xC3, 3 + 0xA9]);
-    assert_eq!(spm.decode(&ids).unwrap(), "aé");
+    assert_eq!(spm.decode(&ids, true).unwrap(), "aé");
     let mut model = GgufWriter::new();
     model.vocabulary("llama", &[("<unk>", 2), ("<s>", 3), ("</s>", 3), ("a", 1), ("▁", 1)]);
     model.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 5])));
@@ -149,11 +149,11 @@ fn the_space_before_a_text_follows_the_file() {
     let ids = tokenizer_with.encode("a ▁a", Some(false), false).unwrap();
     let strings: Vec<_> = ids.iter().map(|&id| tokenizer_with.token(id).unwrap()).collect();
     assert_eq!(strings, ["▁a", "▁", "▁a"]);
-    assert_eq!(tokenizer_with.decode(&ids).unwrap(), "a  a");
+    assert_eq!(tokenizer_with.decode(&ids, true).unwrap(), "a  a");
     model.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
     let without = tokenizer(&model).unwrap();
     let ids = without.encode(" a", Some(false), false).unwrap();
-    assert_eq!(without.decode(&ids).unwrap(), " a");
+    assert_eq!(without.decode(&ids, true).unwrap(), " a");
     assert_eq!(ids.len(), 1);
 }
 
@@ -165,7 +165,7 @@ fn text_after_a_user_defined_token_has_no_space_before_it() {
     let strings = |text, special| {
         let ids = tokenizer.encode(text, Some(false), special).unwrap();
         let strings: Vec<_> = ids.iter().map(|&id| tokenizer.token(id).unwrap().to_owned()).collect();
-        (strings.join(" "), tokenizer.decode(&ids).unwrap())
+        (strings.join(" "), tokenizer.decode(&ids, true).unwrap())
     };
     for special in [false, true] {
         // As SentencePiece has it: the space comes before the text, whatever the text begins with.
@@ -195,7 +195,7 @@ fn white_space_that_is_user_defined_is_cut_out() {
         let ids = tokenizer.encode(text, Some(false), false).unwrap();
         let strings: Vec<_> = ids.iter().map(|&id| tokenizer.token(id).unwrap()).collect();
         assert_eq!(strings.join("|"), expected);
-        assert_eq!(tokenizer.decode(&ids).unwrap(), text.replace('▁', " "));
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), text.replace('▁', " "));
     }
 }
 
@@ -227,6 +227,8 @@ fn time_does_not_grow_with_the_number_of_marks() {
     let tokenizer = tokenizer(&model).unwrap();
     let text = "<p class='audio'><|audio|><|audio_</p>".repeat(20_000);
     let start = Instant::now();
+    let quoted = tokenizer.encode_pieces(&[(&text, Marks::Quoted)]);
+    assert!(!quoted.contains(&last) && quoted.len() > 20_000);
     let ids = tokenizer.encode(&text, Some(false), true).unwrap();
     // A hundred times what is usual; to try every mark at every place takes an hour.
     assert!(start.elapsed() < Duration::from_secs(60));
@@ -302,7 +304,7 @@ fn time_grows_with_the_text_only() {
             let ids = tokenizer.encode(&text, Some(false), true).unwrap();
             // A hundred times what is usual; anything quadratic takes hours.
             assert!(start.elapsed() < Duration::from_secs(60), "{unit:?}");
-            assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+            assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
         }
     }
 }
@@ -317,9 +319,73 @@ fn threads_share_a_tokenizer() {
             scope.spawn(|| {
                 for _ in 0..200 {
                     assert_eq!(tokenizer.encode(text, None, false).unwrap(), expected);
-                    assert_eq!(tokenizer.decode(&expected).unwrap(), text);
+                    assert_eq!(tokenizer.decode(&expected, true).unwrap(), text);
                 }
             });
         }
     });
+}
+
+/// The strings of the ids of `pieces`.
+fn spelt<'a>(tokenizer: &'a Tokenizer, pieces: &[(&str, Marks)]) -> Vec<&'a str> {
+    tokenizer.encode_pieces(pieces).iter().map(|&id| tokenizer.token(id).unwrap()).collect()
+}
+
+#[test]
+fn marks_count_only_in_pieces_of_the_template() {
+    let (all, quoted) = (Marks::All, Marks::Quoted);
+    let tokenizer = tokenizer(&tiny_spm(&["▁a", "a", "b", "<", "/", "s", ">", "▁"])).unwrap();
+    let ids = spelt(&tokenizer, &[("<s>", all), ("a</s>b", quoted), ("</s>", all)]);
+    // One space before the text, and none where a mark is spelt.
+    assert_eq!(ids, ["<s>", "▁a", "<", "/", "s", ">", "b", "</s>"]);
+    // Halves of a mark from two pieces are none, and a border leaves no trace in the text.
+    let ids = spelt(&tokenizer, &[("</", all), ("s>", quoted), ("a", all), ("b", quoted)]);
+    assert_eq!(ids, ["▁", "<", "/", "s", ">", "a", "b"]);
+}
+
+#[test]
+fn quoted_text_never_becomes_a_user_defined_mark_of_turns() {
+    let mut model = tiny_bpe(&[]);
+    let [user, think, thought, turn, space] =
+        ["<|user|>", "<think>", "</think>", "{turn}", "\n\n"].map(|text| model.add_token(text, 4));
+    model.set("tokenizer.chat_template", Value::String("<think></think>{turn}\n\n".into()));
+    let tokenizer = tokenizer(&model).unwrap();
+    let text = "<|user|><think></think>{turn}\n\n";
+    let every = [user, think, thought, turn, space];
+    assert_eq!(tokenizer.encode(text, Some(false), false).unwrap(), every);
+    assert_eq!(tokenizer.encode_pieces(&[(text, Marks::All)]), every);
+    let ids = tokenizer.encode_pieces(&[(text, Marks::Quoted), ("{turn}", Marks::All)]);
+    let marks: Vec<_> = ids.iter().copied().filter(|id| every.contains(id)).collect();
+    assert_eq!(marks, [think, thought, space, turn]);
+    // A mark of which a part is quoted is text as well.
+    for pieces in [[("<|us", Marks::All), ("er|>", Marks::Quoted)], [("<|us", Marks::Quoted), ("er|>", Marks::All)]] {
+        assert!(!tokenizer.encode_pieces(&pieces).contains(&user));
+    }
+}
+
+#[test]
+fn marks_that_are_typed_as_text_are_marks_where_the_template_writes_them() {
+    let mut model = tiny_bpe(&[]);
+    let end = model.add_token("<|im_end|>", 1);
+    let other = model.add_token("<|other|>", 1);
+    let without = tokenizer(&model).unwrap();
+    assert!(!without.end_ids().contains(&end) && without.notes().is_empty());
+    model.set("tokenizer.chat_template", Value::String("{{ m }}<|im_end|>".into()));
+    let tokenizer = tokenizer(&model).unwrap();
+    assert!(tokenizer.end_ids().contains(&end) && tokenizer.is_control(end).unwrap());
+    assert!(!tokenizer.is_control(other).unwrap());
+    assert_eq!(tokenizer.encode("<|im_end|>", None, true).unwrap(), [end]);
+    assert_eq!(tokenizer.decode(&[end], true).unwrap(), "");
+    assert_eq!(tokenizer.control_id("<|im_end|>"), Some(end));
+    assert_eq!(["<|im_end|> ", "<|other|>", ""].map(|name| tokenizer.control_id(name)), [None; 3]);
+    let [note] = tokenizer.notes() else { panic!("{:?}", tokenizer.notes()) };
+    assert!(note.contains(&format!("token {end}, `<|im_end|>`")), "{note}");
+}
+
+#[test]
+fn marks_are_written_on_demand() {
+    let tokenizer = tokenizer(&tiny_spm(&["▁a", "a"])).unwrap();
+    let ids = tokenizer.encode("<s>a</s>a", Some(false), true).unwrap();
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "a a");
+    assert_eq!(tokenizer.decode(&ids, false).unwrap(), "<s>a</s> a");
 }

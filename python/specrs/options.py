@@ -1,0 +1,78 @@
+"""The keyword arguments of generations and chats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from .attention.choice import Attention
+from .sampling import Sampling
+from .speculation.drafters import Drafter
+from .speculation.length import LengthPolicy
+
+if TYPE_CHECKING:
+    from ._specrs import Session
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of a generation; `Llama.stream` explains them."""
+
+    max_tokens: int | None
+    sampling: Sampling
+    drafter: Drafter | None
+    draft_length: LengthPolicy | None
+    stop: str | Sequence[str]
+    stop_token_ids: Collection[int]
+    ignore_eos: bool
+    skip_special_tokens: bool
+    logprobs: int | None
+    session: Session | None
+    attention: Attention
+    progress: Callable[[int, int], object] | None
+    trace: bool
+
+
+class ChatOptions(TypedDict, total=False):
+    """What else makes the prompt of a chat; `Llama.chat_tokens` explains it."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    template_variables: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+
+
+class OptionsOfChat(Options, ChatOptions, total=False):
+    """The keyword arguments of a reply."""
+
+
+def checked_length(
+    drafter: Drafter | None, draft_length: LengthPolicy | None, llm: Any
+) -> LengthPolicy | None:
+    """Return `draft_length`; TypeError or ValueError unless it and `drafter` fit together."""
+    if drafter is None:
+        if draft_length is not None:
+            raise ValueError("draft_length has no effect without a drafter; pass drafter= as well")
+        return None
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+        raise TypeError(
+            f"drafter must be an object with a method propose(tokens, k), not {drafter!r}"
+        )
+    check_target = getattr(drafter, "check_target", None)
+    if check_target is not None:
+        check_target(llm)
+    if draft_length is None:
+        return None
+    if isinstance(draft_length, type) or not isinstance(draft_length, LengthPolicy):
+        raise TypeError(
+            f"draft_length must be a policy such as specrs.FixedLength(4), not {draft_length!r}"
+        )
+    return draft_length
+
+
+def check_options(method: str, options: Iterable[str], known: type = Options) -> None:
+    """Raise TypeError for an option that is not among the `known` ones."""
+    for name in options:
+        if name not in known.__annotations__:
+            belongs = name in Sampling.__dataclass_fields__
+            hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if belongs else ""
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")

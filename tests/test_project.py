@@ -81,6 +81,7 @@ PYTHON_ORDER = {
         "display",
         "options",
         "files",
+        "lines",
         "generate",
         "score",
         "demo",

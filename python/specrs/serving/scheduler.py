@@ -21,6 +21,11 @@ STEPS = 4.0
 """The same in passes without prompts."""
 
 
+AHEAD = 1
+"""Pages of a running sequence that the system may have given memory for before they are needed: it
+does so in large pieces."""
+
+
 class Scheduler:
     """Admits sequences, shares the passes out among them, and pauses some where memory ends.
 
@@ -62,7 +67,7 @@ class Scheduler:
 
     def check(self, sequence: Sequence) -> None:
         """Raise MemoryError for a sequence that does not fit even alone."""
-        need, total = pages_of(sequence.most()) + 1 + sequence.extra_pages, self._pages.total
+        need, total = pages_of(sequence.most()) + AHEAD + sequence.extra_pages, self._pages.total
         if need > total:
             raise MemoryError(
                 f"the prompt of {len(sequence.generation.prompt)} tokens and its reply may take "
@@ -118,7 +123,8 @@ class Scheduler:
             self._pages.cut(table, keep)
             sequence.lease.release()
             self._pages.idle(table)
-            self._prefixes.keep(sequence.tokens[:keep], session, table, sequence.salt)
+            # A fork has no memory ahead.
+            self._prefixes.keep(sequence.tokens[:keep], session.fork(), table, sequence.salt)
             sequence.table, sequence.session, sequence.lease = [], None, None
             self._pages.cut(sequence.extra, 0)
 
@@ -170,7 +176,7 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Pages that those who run may still take."""
-        return sum(max(0, pages_of(s.most()) + 1 - len(s.table)) for s in self.running)
+        return sum(max(0, pages_of(s.most()) - len(s.table)) for s in self.running)
 
     def _make_room(self, count: int) -> bool:
         """Whether there are `count` more pages, once enough of what is kept is forgotten."""
@@ -193,7 +199,7 @@ class Scheduler:
             session, table = self._prefixes.take(node, found)
         else:
             session, table, found = self._new_session(), [], 0
-        rest = 1 + sequence.extra_pages - found // PAGE
+        rest = AHEAD + sequence.extra_pages - found // PAGE
         room = self._make_room(pages_of(sequence.most()) + rest + self._promised())
         if not room and not self.running:  # what is not sure to suffice is better than nothing
             room = self._make_room(pages_of(len(sequence.tokens) + 1) + rest)
@@ -202,7 +208,7 @@ class Scheduler:
         if not room:
             self._pages.cut(table, 0)
             return False
-        self._pages.grow(sequence.extra, 0, sequence.extra_pages * PAGE)
+        self._pages.grow(sequence.extra, 0, (AHEAD + sequence.extra_pages) * PAGE)
         sequence.session, sequence.table, sequence.lease = session, table, session.lease()
         sequence.computed, sequence.admitted = found, now
         if sequence.began is None:

@@ -67,6 +67,7 @@ PYTHON_ORDER = {
         "memory",
         "prefixes",
         "sequence",
+        "caches",
         "drafts",
         "scheduler",
         "step",

@@ -78,19 +78,23 @@ class Scheduler:
 
     def plan(self, now: float) -> list[Piece]:
         """Return what the next pass evaluates; those that cannot grow are paused."""
-        decoding = [s for s in self.running if not s.prefilling]
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self.running:
+            (prompts if sequence.prefilling else decoding).append(sequence)
         pieces = [s.piece(s.missing) for s in decoding if self._grow(s, s.missing)]
-        rows = sum(len(piece.tokens) for piece in pieces)
-        left = self._prompt_rows(rows) if rows else PASS
-        per_row = self._cost(PASS) / PASS
-        prompts = [s for s in self.running if s.prefilling]
-        prompts.sort(key=lambda s: s.missing * per_row - (now - s.admitted))
-        for sequence in prompts:
-            count = _cut(sequence, left)
-            if count and self._grow(sequence, count):
-                piece = sequence.piece(count)
-                pieces.append(piece)
-                left -= len(piece.tokens)
+        if prompts:
+            rows = sum(len(piece.tokens) for piece in pieces)
+            left = self._prompt_rows(rows) if rows else PASS
+            per_row = self._cost(PASS) / PASS
+            prompts.sort(key=lambda s: s.missing * per_row - (now - s.admitted))
+            for sequence in prompts:
+                count = _cut(sequence, left)
+                if count and self._grow(sequence, count):
+                    piece = sequence.piece(count)
+                    piece.prompt = True
+                    pieces.append(piece)
+                    left -= len(piece.tokens)
         # Some may have been paused for others that came after them.
         return [piece for piece in pieces if piece.sequence.session is not None]
 

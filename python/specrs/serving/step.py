@@ -125,11 +125,12 @@ class Steps:
                 sequence.loop = sequence.generation.run(sequence.computed)
                 self._advance(sequence, None)
         asking = [s for s in scheduler.running if s.asked is not None]
-        for sequence, answer in self.drafts.ask(asking, scheduler.running):
-            if isinstance(answer, Exception):
-                self._end(sequence, answer)
-            else:
-                self._advance(sequence, answer)
+        if asking:
+            for sequence, answer in self.drafts.ask(asking, scheduler.running):
+                if isinstance(answer, Exception):
+                    self._end(sequence, answer)
+                else:
+                    self._advance(sequence, answer)
         pieces = scheduler.plan(now)
         failed, scheduler.failed = scheduler.failed, []
         for sequence, error in failed:
@@ -150,7 +151,7 @@ class Steps:
             self._cost.update(rows, seconds)
             self.passes += 1
             self.rows += rows
-            self.prefill_rows += sum(len(p.tokens) for p in together if p.sequence.prefilling)
+            self.prefill_rows += sum(len(piece.tokens) for piece in together if piece.prompt)
             self.seconds += seconds
         for piece in pieces:
             if piece.attention is not None:

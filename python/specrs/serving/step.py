@@ -131,6 +131,8 @@ class Steps:
                     self._end(sequence, answer)
                 else:
                     self._advance(sequence, answer)
+        else:
+            self.drafts.none()
         pieces = scheduler.plan(now)
         failed, scheduler.failed = scheduler.failed, []
         for sequence, error in failed:

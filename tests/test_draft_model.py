@@ -79,7 +79,7 @@ def test_the_session_follows_without_evaluating_anything_twice(load: Loader) -> 
     llm, twin = load(order=2), load(order=2)
     drafter = DraftModel(twin, num_draft_tokens=4)
     llm.generate([5, 6, 7], max_tokens=25, ignore_eos=True, drafter=drafter)
-    rows = drafter._session.rows  # type: ignore[attr-defined]
+    rows = drafter._caches.take([]).session.rows  # type: ignore[attr-defined]
     # Prompt, then three more; after a step the last draft and the target's own token are new.
     assert rows[:8] == [3, 1, 1, 1, 2, 1, 1, 1]
 
@@ -200,7 +200,8 @@ def test_an_interrupted_draft_recovers(load: Loader) -> None:
     draft = load(order=2)
     drafter = DraftModel(draft)
     expected = drafter.propose([5, 6, 7], 4)
-    drafter._session.forward([3, 3])  # as if an interrupt had come before the ids were noted
+    # As if an interrupt had come before the ids were noted.
+    drafter.cache([]).session.forward([3, 3])
     assert drafter.propose([5, 6, 7], 4) == expected
 
 

@@ -223,6 +223,7 @@ def test_stats_have_the_documented_figures() -> None:
         "prefill_tokens_per_second",
         "tokens_per_second",
         "seed",
+        "queued_seconds",
     ]
 
 

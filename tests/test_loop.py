@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fake_engine import Model, Scripted, Session, write_toy
-from specrs import FixedLength, PromptLookup, Sampling
+from specrs import Draft, FixedLength, PromptLookup, Sampling
 from specrs.decoding.generate import cached, evaluate, steps
 from specrs.decoding.loop import Generation
-from specrs.decoding.step import Evaluation, Step
+from specrs.decoding.step import Evaluation, Proposal, Step
 
 PROMPT = [5, 6, 7, 8]
 
@@ -42,12 +42,14 @@ def alone(model: Model, task: Generation) -> list[int]:
 def test_the_loop_takes_and_gives_plain_data() -> None:
     task = generation(max_tokens=5, drafter=Scripted([*PROMPT, 9, 10, 11]))
     loop = task.run(1)
-    assert next(loop) == Evaluation(1, [6, 7, 8, 9, 10, 11], positions=4)
+    assert next(loop) == Proposal(task.drafter, task.length, PROMPT, room=4, n_vocab=30)  # type: ignore[arg-type]
+    assert loop.send(Draft([9, 10, 11])) == Evaluation(1, [6, 7, 8, 9, 10, 11], positions=4)
     step = loop.send([9, 10, 3, 12])
     assert isinstance(step, Step)
     assert (step.position, step.tokens, step.drafted, step.accepted) == (4, [9, 10, 3], 3, 2)
     assert step.settled == 6
-    assert next(loop) == Evaluation(6, [3], positions=1)
+    assert isinstance(next(loop), Proposal)
+    assert loop.send(Draft()) == Evaluation(6, [3], positions=1)
     step = loop.send([4])
     assert isinstance(step, Step)
     assert (step.tokens, step.finish_reason) == ([4], None)
@@ -114,12 +116,15 @@ def test_two_generations_in_lockstep_are_each_as_alone(
         assert tokens == alone(model, task)
 
 
-def sent(loop: Generator[Evaluation | Step, Any], answer: Any) -> Generator[Evaluation | Step]:
+def sent(
+    loop: Generator[Proposal | Evaluation | Step, Any], answer: Any
+) -> Generator[Evaluation | Step]:
     """Send an answer; give what the loop yields up to the evaluation that it wants next."""
     try:
-        while isinstance(event := loop.send(answer), Step):
-            yield event
-            answer = None
+        while not isinstance(event := loop.send(answer), Evaluation):
+            answer = event.ask() if isinstance(event, Proposal) else None
+            if isinstance(event, Step):
+                yield event
         yield event
     except StopIteration:
         pass

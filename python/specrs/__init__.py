@@ -24,6 +24,11 @@ from .models import pull as pull
 from .sampling import Sampling as Sampling
 from .sampling import TokenLogprob as TokenLogprob
 from .scoring import Score as Score
+from .serving.batch import Batch as Batch
+from .serving.batch import BatchStats as BatchStats
+from .serving.many import BatchError as BatchError
+from .serving.many import BatchInterrupted as BatchInterrupted
+from .serving.request import Request as Request
 from .speculation.adaptive import AdaptiveLength as AdaptiveLength
 from .speculation.draft_model import DraftModel as DraftModel
 from .speculation.drafters import Chain as Chain

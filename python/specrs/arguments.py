@@ -35,11 +35,11 @@ def checked_positive(name: str, value: Any) -> int:
     return number
 
 
-def checked_count(name: str, value: Any, least: int = 0) -> int:
-    """Return `value`, an int from `least` on, not huge; TypeError or ValueError otherwise."""
+def checked_count(name: str, value: Any, least: int = 0, most: int = MOST - 1) -> int:
+    """Return `value`, an int from `least` to `most`; TypeError or ValueError otherwise."""
     count = checked_int(name, value)
-    if not least <= count < MOST:
-        raise ValueError(f"{name} must be between {least} and {MOST - 1}, not {count}")
+    if not least <= count <= most:
+        raise ValueError(f"{name} must be between {least} and {most}, not {count}")
     return count
 
 

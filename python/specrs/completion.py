@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ._specrs import Session
+from .decoding.generate import steps
+from .decoding.loop import Generation
 from .decoding.stats import Stats
 from .decoding.step import FinishReason, Step
 from .decoding.trace import Trace
@@ -21,7 +24,7 @@ class Completion:
         text: The text up to the end token or stop string, neither included.
         tokens: The ids made, the one that ended the generation included.
         finish_reason: "stop" at an end token or stop string, "length" at `max_tokens` or a full
-            context.
+            context, "cancelled" where a request of a batch was cancelled.
         logprobs: One for each of `tokens`; None unless asked for.
         stats: What it cost.
         trace: The steps, if asked for.
@@ -41,33 +44,31 @@ class Stream(Iterator[Chunk]):
     Attributes:
         stats: Counts and times so far.
         finish_reason: None while it runs.
+        session: Where it runs.
+        generation: What it does there.
     """
 
     def __init__(
         self,
-        events: Generator[Step],
+        session: Session,
+        generation: Generation,
         writer: TextWriter,
         stats: Stats,
         trace: Trace | None,
         finish_reason: FinishReason | None,
-        has_logprobs: bool,
     ) -> None:
         self.stats = stats
         self.finish_reason = finish_reason
-        self._events = events
+        self.session = session
+        self.generation = generation
+        self._events = steps(session, generation)
         self._writer = writer
         self._trace = trace
-        self._has_logprobs = has_logprobs
         self._ready: deque[Chunk] = deque()
 
     def __next__(self) -> Chunk:
         while not self._ready:
-            step = next(self._events)
-            self.stats.record(step)
-            if self._trace is not None:
-                self._trace.append(step)
-            self.finish_reason = step.finish_reason
-            self._ready.extend(self._writer.chunks(step))
+            self._ready.extend(self.take(next(self._events)))
         return self._ready.popleft()
 
     def close(self) -> None:
@@ -80,13 +81,32 @@ class Stream(Iterator[Chunk]):
         chunks = list(self)
         if self.finish_reason is None:
             raise RuntimeError("the stream was closed before its end; there is nothing to collect")
+        return self.completion(chunks)
+
+    def take(self, step: Step) -> Iterator[Chunk]:
+        """Take note of a step; return its chunks. For who drives the generation in our place."""
+        self.stats.record(step)
+        if self._trace is not None:
+            self._trace.append(step)
+        self.finish_reason = step.finish_reason
+        return self._writer.chunks(step)
+
+    def cancel(self) -> Chunk:
+        """End after the steps so far; return the text that was held back."""
+        self.finish_reason = "cancelled"
+        return Chunk(self._writer.finish(), [], False)
+
+    def completion(self, chunks: Iterable[Chunk]) -> Completion:
+        """Return what these chunks are together, at the end."""
+        chunks = list(chunks)
+        assert self.finish_reason is not None
         return Completion(
             text="".join(chunk.text for chunk in chunks),
             tokens=[token for chunk in chunks for token in chunk.tokens],
             finish_reason=self.finish_reason,
-            logprobs=[of for chunk in chunks for of in chunk.logprobs or ()]
-            if self._has_logprobs
-            else None,
+            logprobs=None
+            if self.generation.logprobs is None
+            else [of for chunk in chunks for of in chunk.logprobs or ()],
             stats=self.stats,
             trace=self._trace,
         )

@@ -25,7 +25,6 @@ from .attention.choice import check as check_attention
 from .chat.format import ChatFormat, ChatTokens
 from .chat.template import Message
 from .completion import Completion, Stream
-from .decoding.generate import steps
 from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
@@ -33,6 +32,7 @@ from .models import MODELS
 from .options import ChatOptions, Options, OptionsOfChat, check_options, checked_length
 from .sampling import Sampling
 from .scoring import Score, checked_top_logprobs, scores, several, texts
+from .serving.texts import ManyTexts
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
 from .speculation.drafters import Drafter
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
 
 
-class Llama:
+class Llama(ManyTexts):
     """A model from a GGUF file; one object serves any number of threads.
 
     Args:
@@ -315,12 +315,12 @@ class Llama:
             logprobs=logprobs,
         )
         return Stream(
-            steps(session, generation),
+            session,
+            generation,
             writer,
             stats=Stats(len(ids), seed=sampling.seed if sampling.temperature > 0 else None),
             trace=Trace(ids) if checked_bool("trace", trace) else None,
             finish_reason="length" if nothing_to_do else None,
-            has_logprobs=logprobs is not None,
         )
 
     # Text is a sequence of texts as well.

@@ -62,7 +62,7 @@ class TextWriter:
         """Give a taken step as chunks: what was drafted, then the target's own token."""
         pieces, self._pieces = self._pieces, []
         if step.finish_reason is not None:
-            pieces[-1] += self._finish()
+            pieces[-1] += self.finish()
         drafted = step.accepted
         for part, from_draft in ((slice(drafted), True), (slice(drafted, None), False)):
             tokens = step.tokens[part]
@@ -82,8 +82,8 @@ class TextWriter:
         self._held = held[final:]
         return held[:final]
 
-    def _finish(self) -> str:
-        """Return what no later id can change any more."""
+    def finish(self) -> str:
+        """Return what is held back: no later id can change it any more."""
         if self._stopped:
             return ""
         return self._release(self._decoder.finish()) + self._held

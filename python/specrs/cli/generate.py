@@ -13,6 +13,7 @@ import typer
 import specrs
 
 from .display import progress_bar, summary
+from .lines import generate_lines, report
 from .options import (
     Device,
     MaxTokens,
@@ -77,11 +78,18 @@ def generate(
     attention: Annotated[
         str | None, typer.Option(help="Of the prompt: dense, auto, 'SinkWindow(window=512)' …")
     ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="JSON lines: prompts.")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="JSON lines: their results.")
+    ] = None,
+    max_requests: Annotated[int | None, typer.Option(help="Of --input at once.")] = None,
     n_ctx: NCtx = None,
     threads: Threads = None,
     device: Device = None,
 ) -> None:
-    """Generate text after a prompt."""
+    """Generate text after a prompt, or after many: those of a file."""
     sampling = specrs.Sampling(
         **given(
             temperature=temperature,
@@ -123,9 +131,17 @@ def generate(
     )
     if conversation and not chat:
         raise ValueError("--tools and --template-variable need --chat")
+    if (source is None) != (target is None):
+        raise ValueError("--input and --output belong together")
+    if source is not None and (prompt is not None or chat):
+        raise ValueError("--input has the prompts; --prompt and --chat are for one")
+    if source is None and max_requests is not None:
+        raise ValueError("--max-requests needs --input")
+    if max_requests is not None and max_requests < 1:
+        raise ValueError(f"--max-requests must be 1 or more, not {max_requests}")
     pattern = None if attention is None else specrs.attention.parse(attention)
     path = specrs.pull(model)
-    text = stdin_text() if prompt is None else prompt
+    text = stdin_text() if prompt is None and source is None else prompt or ""
     chosen: specrs.Drafter | None = None
     if drafter is DrafterName.prompt_lookup:
         chosen = specrs.PromptLookup(**lookup, **either)
@@ -146,6 +162,10 @@ def generate(
     )
     options |= {"sampling": sampling, "ignore_eos": ignore_eos}
     options |= {"skip_special_tokens": not special_tokens}
+    if source is not None and target is not None:
+        counts = generate_lines(llm, source, target, options, max_requests=max_requests or 16)
+        report(counts, target)
+        raise typer.Exit(1 if counts[2] else 0)
     with progress_bar("prompt") as progress:
         if chat:
             message = {"role": "user", "content": text}

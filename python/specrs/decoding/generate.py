@@ -8,7 +8,7 @@ from .._specrs import Lease, Session
 from ..attention.choice import Attention, reusable
 from ..speculation.drafters import common_prefix
 from .loop import Generation
-from .step import Answer, Evaluation, Step
+from .step import Answer, Evaluation, Proposal, Step
 
 
 def steps(session: Session, generation: Generation) -> Generator[Step]:
@@ -22,18 +22,23 @@ def steps(session: Session, generation: Generation) -> Generator[Step]:
     with session.lease() as lease:
         held = cached(session.tokens, session.sparse_spans, generation.prompt, generation.attention)
         loop = generation.run(held)
-        event: Evaluation | Step | None = None
+        settled: int | None = None
         try:
             for event in loop:
-                while isinstance(event, Evaluation):
+                while not isinstance(event, Step):
+                    if isinstance(event, Proposal):
+                        event = loop.send(event.ask())
+                        continue
+                    settled = event.settled
                     lease.truncate(event.start)
                     event = loop.send(evaluate(lease, event))
-                lease.truncate(event.settled)
+                settled = event.settled
+                lease.truncate(settled)
                 yield event
         finally:
             # What was rejected, or never taken into the text, is forgotten.
-            if event is not None:
-                lease.truncate(min(len(session), event.settled))
+            if settled is not None:
+                lease.truncate(min(len(session), settled))
 
 
 def evaluate(lease: Lease, wanted: Evaluation) -> Answer:

@@ -9,10 +9,10 @@ from time import perf_counter
 from .._specrs import ContextOverflow
 from ..attention.choice import Attention
 from ..sampling import Picker, Sampling
-from ..speculation.drafters import Drafter
+from ..speculation.drafters import Draft, Drafter
 from ..speculation.length import LengthPolicy
-from ..speculation.propose import call_policy, propose
-from .step import Answer, Evaluation, FinishReason, Step
+from ..speculation.propose import call_policy
+from .step import Answer, Evaluation, FinishReason, Proposal, Step
 from .verify import verify
 
 
@@ -80,12 +80,12 @@ class Generation:
     progress: Callable[[int, int], object] | None = None
     logprobs: int | None = None
 
-    def run(self, cached: int) -> Generator[Evaluation | Step, Answer]:
-        """Generate: yield what is to be evaluated, which is to be answered, and step after step.
+    def run(self, cached: int) -> Generator[Proposal | Evaluation | Step, Answer]:
+        """Generate: yield what is to be drafted and evaluated, and step after step.
 
-        Each `Evaluation` wants its answer sent; an exception thrown in its place ends the
-        generation. A `Step` wants none. At any time the session may be cut back to the `settled`
-        positions of the last thing yielded without losing anything of the text.
+        Each `Proposal` and `Evaluation` wants its answer sent; an exception thrown in its place
+        ends the generation. A `Step` wants none. At any time the session may be cut back to the
+        `settled` positions of the last evaluation or step without losing anything of the text.
 
         Args:
             cached: How many tokens of the prompt the session holds, all but the last at most.
@@ -102,7 +102,10 @@ class Generation:
         finish_reason: FinishReason | None = None if len(tokens) < limit else "length"
         while finish_reason is None:
             started = perf_counter()
-            draft = propose(drafter, length, history, limit - len(tokens) - 1, self.n_vocab)
+            room_left = limit - len(tokens) - 1
+            draft = Draft()
+            if drafter is not None and room_left > 0:
+                draft = yield Proposal(drafter, length, history, room_left, self.n_vocab)
             drafted = perf_counter()
             position, unseen = len(tokens), tokens[start:]
             evaluated = len(unseen) + len(draft)

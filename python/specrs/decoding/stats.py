@@ -30,6 +30,7 @@ class Stats:
         draft_seconds: Time the drafter took of it.
         verify_seconds: Time the target took of it.
         seed: What fixed the draws; None where nothing was drawn.
+        queued_seconds: Time before the prompt was begun, in a batch.
     """
 
     prompt_tokens: int
@@ -45,6 +46,7 @@ class Stats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     seed: int | None = None
+    queued_seconds: float = 0.0
     _first_tokens: int = field(default=0, repr=False)
 
     def record(self, step: Step) -> None:
@@ -113,6 +115,7 @@ class Stats:
             "prefill_tokens_per_second",
             "tokens_per_second",
             "seed",
+            "queued_seconds",
         ]
         return {name: getattr(self, name) for name in names}
 

@@ -8,13 +8,40 @@ from typing import Any, Literal
 
 from ..attention.choice import Attention
 from ..sampling import TokenLogprob
+from ..speculation.drafters import Draft, Drafter
+from ..speculation.length import LengthPolicy
+from ..speculation.propose import propose
 
 # The classes are not frozen: that would take three times as long to make, and a token makes two.
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "cancelled"]
 
 Answer = Any
-"""What an evaluation gives: logits [positions, n_vocab], or an id or None for each position."""
+"""What a proposal gives: a draft; and an evaluation: logits [positions, n_vocab], or an id or None
+for each position."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A draft that a generation would like before its next evaluation.
+
+    Attributes:
+        drafter: Who is to propose.
+        length: How much to ask for, and how much of it to keep.
+        history: The ids so far; the drafter's own list.
+        room: Most ids that still fit.
+        n_vocab: Ids are below.
+    """
+
+    drafter: Drafter
+    length: LengthPolicy
+    history: list[int]
+    room: int
+    n_vocab: int
+
+    def ask(self) -> Draft:
+        """Return what the drafter proposes, as much of it as its policy keeps."""
+        return propose(self.drafter, self.length, self.history, self.room, self.n_vocab)
 
 
 @dataclass(slots=True)
@@ -59,7 +86,8 @@ class Step:
         evaluated: Rows of the forward; in the first step most are the prompt's.
         draft_seconds: Time the drafter took.
         verify_seconds: Time of the forward, the picks and the comparison.
-        finish_reason: Set in the last step: "stop" at an end, "length" when no room is left.
+        finish_reason: Set in the last step: "stop" at an end, "length" when no room is left. Never
+            "cancelled": nobody takes a step after that.
         matched: Length of the context the draft rests on, 0 if it has none.
         logprobs: One for each of `tokens`; None unless asked for.
     """

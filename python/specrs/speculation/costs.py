@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Protocol
 
@@ -16,7 +17,8 @@ class ForwardCost(Protocol):
 
 # What is assumed at first, by rows: between the curves of small and of large models.
 ASSUMED = {1: 1.0, 2: 1.12, 3: 1.2, 4: 1.3, 6: 1.5, 8: 1.75, 12: 2.4, 16: 3.1, 40: 7.5}
-MOST_ROWS = max(ASSUMED)  # more are a prompt
+# The same with the rows of prompts, for passes that several texts share.
+ASSUMED_OF_PASSES = {**ASSUMED, 64: 11.0, 128: 20.0, 256: 38.0}
 
 
 class MeasuredCost:
@@ -27,30 +29,35 @@ class MeasuredCost:
     measured, in steps that no outlier can make large. A surprise where the curve rests on few
     measurements is the curve's, elsewhere the level's. One object may be shared by all generations
     of a model.
+
+    Args:
+        assumed: The curve at first. Forwards of more rows than it has are ignored.
     """
 
     # How far level and curve follow a measurement at last, and the largest surprise that counts.
     LEVEL_GAIN, CURVE_GAIN, LARGEST_SURPRISE = 0.2, 0.06, 0.4
     PRIOR = 3.0  # how many measurements the assumed curve weighs as much as
 
-    def __init__(self) -> None:
+    def __init__(self, assumed: Mapping[int, float] = ASSUMED) -> None:
         self.measurements = 0
+        self._most_rows = max(assumed)
         self._level = 1.0
-        self._curve = [0.0] + [1.0] * MOST_ROWS
-        self._seen = [0.0] * (MOST_ROWS + 1)  # measurements that the curve rests on, by rows
-        for (left, low), (right, high) in pairwise(ASSUMED.items()):
+        self._curve = [0.0] + [1.0] * self._most_rows
+        self._seen = [0.0] * (self._most_rows + 1)  # measurements that the curve rests on, by rows
+        for (left, low), (right, high) in pairwise(assumed.items()):
             for rows in range(left, right + 1):
                 self._curve[rows] = low + (high - low) * (rows - left) / (right - left)
 
     def __call__(self, rows: int) -> float:
         """Return the expected seconds of a forward of `rows` tokens."""
-        if rows <= MOST_ROWS:
+        most = self._most_rows
+        if rows <= most:
             return self._level * self._curve[rows]
-        return self._level * self._curve[MOST_ROWS] * rows / MOST_ROWS
+        return self._level * self._curve[most] * rows / most
 
     def update(self, rows: int, seconds: float) -> None:
-        """Take note of a forward; prompts are ignored."""
-        if seconds <= 0 or not 1 <= rows <= MOST_ROWS:
+        """Take note of a forward."""
+        if seconds <= 0 or not 1 <= rows <= self._most_rows:
             return
         self.measurements += 1
         if self.measurements == 1:
@@ -67,7 +74,7 @@ class MeasuredCost:
         seen = self._seen[rows]
         self._level *= math.exp(surprise * level_gain * seen / (self.PRIOR + seen))
         # Numbers of rows that are close by cost about as much.
-        for near in range(rows // 2 + 1, min(2 * rows, MOST_ROWS + 1)):
+        for near in range(rows // 2 + 1, min(2 * rows, self._most_rows + 1)):
             if near > 1:
                 nearness = 1 - abs(math.log2(near / rows))
                 curve_gain = max(self.CURVE_GAIN, 1 / (self.PRIOR + self._seen[near]))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from copy import copy
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from .._specrs import NgramIndex, SuffixIndex
 from ..arguments import checked_int, checked_positive
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .._specrs import Session, Tokenizer
     from ..sampling import Sampling
 
@@ -31,6 +34,11 @@ class LanguageModel(Protocol):
 
     def session(self) -> Session:
         """Return a new, empty session."""
+
+    def forward_many(
+        self, inputs: Iterable[tuple[Session, Sequence[int], int]], *, choose: Sequence[bool]
+    ) -> Sequence[Any]:
+        """Append tokens to several sessions; see `Llama.forward_many`."""
 
 
 class Draft(list[int]):
@@ -54,9 +62,11 @@ class Drafter(Protocol):
 
     A drafter may also have `check_target(target)`, which is called with the target `Llama` before
     a generation begins and raises ValueError if the two do not fit; `coupled(sampling,
-    prompt_tokens)`, which returns the drafter to use in one generation, such as one that draws the
-    same random numbers as the target; and `members`, several drafters that are asked in its place,
-    one after the other.
+    prompt_tokens)`, which returns the drafter to use in one generation, with a state of its own or
+    one that draws the same random numbers as the target; `members`, several drafters that are asked
+    in its place, one after the other; and `propose_many(histories, ks)`, which proposes for several
+    generations of a batch in one go. Where `coupled` returned another object for each of them, that
+    has an attribute `origin`, whose `propose_many(histories, ks, drafters)` is told which.
     """
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
@@ -124,14 +134,27 @@ class IndexedDrafter:
     """What drafters share that look up the end of the history in an index of the whole of it.
 
     One object may serve any number of generations, one after the other or at once: a proposal
-    depends on the given history alone. The index costs new ids only; a history that is no
-    continuation of the last one is indexed anew.
+    depends on the given history alone, and each generation has an index of its own. That costs new
+    ids only; a history that is no continuation of the last one is indexed anew.
     """
 
-    def __init__(self, index: NgramIndex | SuffixIndex) -> None:
-        self._index = index
+    _index: NgramIndex | SuffixIndex
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._follower = Follower()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make an empty `_index`."""
+        raise NotImplementedError
+
+    def coupled(self, sampling: Sampling, prompt_tokens: int) -> Self:
+        """Return this drafter with an index of its own, for one generation."""
+        del sampling, prompt_tokens
+        twin = copy(self)
+        IndexedDrafter.__init__(twin)
+        return twin
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Bring the index to `tokens`."""
@@ -194,11 +217,13 @@ class PromptLookup(IndexedDrafter):
                 "PromptLookup: occurrence must be 'last', 'first' or 'most_frequent', "
                 f"not {occurrence!r}"
             )
-        self.occurrence = occurrence
-        self._ngrams = NgramIndex(
-            self.min_ngram_size, self.max_ngram_size, occurrence, self.min_hits
+        self.occurrence: Occurrence = occurrence
+        super().__init__()
+
+    def _begin(self) -> None:
+        self._index = self._ngrams = NgramIndex(
+            self.min_ngram_size, self.max_ngram_size, self.occurrence, self.min_hits
         )
-        super().__init__(self._ngrams)
 
     def propose(self, tokens: Sequence[int], k: int) -> Draft:
         """Return up to min(k, num_draft_tokens) ids, copied from `tokens`."""

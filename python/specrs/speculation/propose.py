@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from reprlib import repr as shortened
 
@@ -17,15 +17,29 @@ def propose(
     """Ask for a draft of at most `room` ids; of a chain each member until one's draft is kept."""
     if drafter is None or room <= 0:
         return Draft()
-    for member in getattr(drafter, "members", [drafter]):
-        k = min(_policy_number(length, "next", type(member).__name__), room)
-        if k == 0:
-            continue
-        draft = _checked_proposal(member, tokens, k, n_vocab)
-        del draft[_policy_number(length, "keep", draft) :]
+    for member in members_of(drafter):
+        k = how_many(member, length, room)
+        draft = kept(length, proposal_of(member, tokens, k, n_vocab)) if k else Draft()
         if draft:
             return draft
     return Draft()
+
+
+def members_of(drafter: Drafter) -> Sequence[Drafter]:
+    """Return those who are asked one after the other."""
+    members: Sequence[Drafter] = getattr(drafter, "members", [drafter])
+    return members
+
+
+def how_many(member: Drafter, length: LengthPolicy, room: int) -> int:
+    """Return how many ids to ask a drafter for."""
+    return min(_policy_number(length, "next", type(member).__name__), room)
+
+
+def kept(length: LengthPolicy, draft: Draft) -> Draft:
+    """Cut a draft to what the policy keeps of it."""
+    del draft[_policy_number(length, "keep", draft) :]
+    return draft
 
 
 def call_policy(length: LengthPolicy, method: str, argument: object) -> object:
@@ -47,7 +61,7 @@ def _policy_number(length: LengthPolicy, method: str, argument: object) -> int:
     return number
 
 
-def _checked_proposal(drafter: Drafter, tokens: list[int], k: int, n_vocab: int) -> Draft:
+def proposal_of(drafter: Drafter, tokens: list[int], k: int, n_vocab: int) -> Draft:
     """Ask `drafter` for at most `k` ids, and take nothing on trust."""
     name, known = type(drafter).__name__, len(tokens)
     try:
@@ -58,6 +72,12 @@ def _checked_proposal(drafter: Drafter, tokens: list[int], k: int, n_vocab: int)
         raise RuntimeError(f"drafter {name} failed after {known} tokens: {error!r}") from error
     if len(tokens) != known:
         raise RuntimeError(f"drafter {name} changed the history it was given; it may only read it")
+    return checked_draft(drafter, proposal, k, n_vocab)
+
+
+def checked_draft(drafter: Drafter, proposal: Sequence[int], k: int, n_vocab: int) -> Draft:
+    """Return what `drafter` proposed; TypeError or ValueError unless it is up to `k` ids."""
+    name = type(drafter).__name__
     try:
         if isinstance(proposal, NO_TOKEN_IDS):
             raise TypeError

@@ -144,8 +144,11 @@ class SuffixDecoding(IndexedDrafter):
         self.min_probability = checked_share("SuffixDecoding: min_probability", min_probability)
         self.max_depth = max_depth
         self.corpus = corpus
-        self._suffixes = SuffixIndex(max_depth, None if corpus is None else corpus._tree)
-        super().__init__(self._suffixes)
+        super().__init__()
+
+    def _begin(self) -> None:
+        tree = None if self.corpus is None else self.corpus._tree
+        self._index = self._suffixes = SuffixIndex(self.max_depth, tree)
 
     def check_target(self, target: LanguageModel) -> None:
         """Raise ValueError if the corpus holds ids that the target does not have."""

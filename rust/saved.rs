@@ -96,8 +96,9 @@ pub fn load(model: Arc<Model>, path: &Path) -> Result<Session> {
     let fingerprint = reader.number().ok_or_else(damaged)?;
     if fingerprint != model.fingerprint() {
         return Err(refuse(format!(
-            "the session was saved with another model (fingerprint {fingerprint:016x}, this model has {:016x}); \
-             load it with the file it was made with, or evaluate its tokens again",
+            "the session was saved with another model, or with an n_ctx for which this one computes differently \
+             (fingerprint {fingerprint:016x}, this model has {:016x}); load it with the file and the n_ctx it was \
+             made with, or evaluate its tokens again",
             model.fingerprint()
         )));
     }

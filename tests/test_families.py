@@ -16,7 +16,7 @@ import pytest
 from bits import assert_same_bits, cold
 from blocks import Random
 from facts import FACTS, Switch
-from family_models import FAMILY_MODELS, MAIN, MIXED, with_window
+from family_models import FAMILY_MODELS, MAIN, MIXED, with_keys, with_window
 from reference import Array, Reference
 from rounded import RoundedReference
 from specrs._specrs import GgufError, Model
@@ -68,6 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "gemma2, all but one of 4": with_window("gemma2", 65, attention__sliding_window_pattern=4),
     "qwen2, epsilon": FAMILY_MODELS["qwen2"] | {"rms_eps": 0.05},
+    "phi3, longrope by its key": with_keys("phi3", rope__scaling__type="longrope"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from bits import assert_same_bits, cold, in_pieces, random_ids
 from family_models import FAMILY_MODELS, MAIN, QUANTS, with_keys, with_window
 from specrs._specrs import Model
+from specrs.attention import SinkWindow
 
 LENGTH = 300
 # Rows per call: each tile size of the kernels, a page of the cache, more than a pass has.
@@ -134,3 +136,21 @@ def test_of_logits_that_a_cap_makes_equal_the_first_is_chosen(
     assert np.median(equal) > 2
     chosen = model.session().choose_last(tokens, len(tokens))
     assert chosen == logits.argmax(axis=1).tolist()
+
+
+def test_what_counts_of_a_window_does_not_depend_on_threads(tiny: Callable[..., Path]) -> None:
+    path = tiny(**FAMILY_MODELS["gemma3"])
+    counted = []
+    for threads in (1, 2):
+        model = Model(path, threads=min(threads, len(os.sched_getaffinity(0))))
+        session = model.session()
+        kept = np.zeros(session.kept_shape(LENGTH), np.uint32)
+        pattern = SinkWindow(sink=64, window=64)
+        for start in range(0, LENGTH, 20):
+            piece = random_ids(model, LENGTH)[start : start + 20]
+            session.prefill(piece, attention=pattern, prompt_length=LENGTH, kept=kept)
+        counted.append(kept)
+        for layer, window in zip(kept, model.windows, strict=True):
+            assert (layer.diagonal() > 0).all()
+            assert window is None or not layer[-1, : (LENGTH - window) // 64 - 1].any()
+    assert np.array_equal(counted[0], counted[1])

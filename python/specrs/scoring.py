@@ -32,7 +32,7 @@ class Score:
         tokens: The ids of the text, without a beginning-of-sequence token.
         logprobs: The log-probability of each, given all before it; None for the first one if
             nothing stands before it.
-        is_greedy: Whether each of these tokens is a most likely one at its place.
+        is_greedy: Whether each token that has a log-probability is a most likely one at its place.
         num_bytes: Bytes of the text of the tokens that have a log-probability.
         top_logprobs: For each token, the most likely ids at its place with their log-probabilities,
             the likeliest first, or None as above; None unless asked for.
@@ -144,6 +144,10 @@ def texts(
     for name, one in zip(names, continuations, strict=True):
         text = prompt[len(stem) :] + checked_text(name, one)
         ids = tokenizer.encode(stem + text)
+        if text and len(ids) <= len(context):
+            raise ValueError(
+                f"{name} becomes one token with the end of the prompt; give ids, or move the border"
+            )
         found_texts.append(Text(context, ids[len(context) :], len(text.encode())))
     return found_texts, names
 

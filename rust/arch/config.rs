@@ -129,6 +129,14 @@ impl Config {
     /// # Errors
     /// [`Error::Gguf`](crate::error::Error::Gguf) names what is missing, contradictory or not supported.
     pub fn dense(keys: &Keys<'_>) -> Result<Self> {
+        Self::dense_with(keys, RopeTable::read)
+    }
+
+    /// The same with a rotation that `rope` reads, for heads of a width.
+    ///
+    /// # Errors
+    /// As [`Config::dense`].
+    pub fn dense_with(keys: &Keys<'_>, rope: fn(&Keys<'_>, usize) -> Result<RopeTable>) -> Result<Self> {
         keys.check_dense()?;
         let n_embd = keys.required_count("embedding_length", MAX_WIDTH)?;
         let n_head = keys.required_count("attention.head_count", MAX_WIDTH)?;
@@ -151,7 +159,7 @@ impl Config {
             n_ff: keys.required_count("feed_forward_length", MAX_WIDTH)?,
             n_ctx_train: keys.required_count("context_length", MAX_POSITIONS)?,
             rms_eps: keys.required_positive("attention.layer_norm_rms_epsilon")?,
-            ropes: vec![RopeTable::read(keys, head_dim)?],
+            ropes: vec![rope(keys, head_dim)?],
             blocks: vec![Block { rope: Some(0), window: None }; n_layer],
             score_divisor: (head_dim as f32).sqrt(),
             ..Self::default()
@@ -163,7 +171,7 @@ impl Config {
         Self { pairs: Pairs::Halves, ..self }
     }
 
-    /// Fixes what depends on how many positions a session has; what a user may want to know of it.
+    /// Fixes what depends on how many positions a session has. Returns notes for the user.
     pub fn settle(&mut self, n_ctx: usize) -> Vec<String> {
         let notes = self.ropes.iter_mut().filter_map(|rope| rope.settle(n_ctx)).collect();
         for block in &mut self.blocks {

@@ -9,7 +9,7 @@ use crate::arch::tensors::{dense, post_norms, Tensor};
 use crate::arch::windows::SeesAll;
 use crate::error::Result;
 
-/// What Llama became at Google.
+/// Like Llama but for norms, GELU, windows, caps and the scale of embeddings.
 pub const FAMILY: Family = Family { name: "gemma2", config, tensors };
 
 /// Blocks of the 27B model, whose scores are scaled by the width of the stream; no key says it.

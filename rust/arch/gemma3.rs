@@ -10,7 +10,7 @@ use crate::arch::tensors::{dense, head_norms, post_norms, Tensor};
 use crate::arch::windows::SeesAll;
 use crate::error::Result;
 
-/// Like Gemma 2 but for the norms and windows.
+/// Like Gemma 2 but for norms of queries and keys, no cap on scores, and the rotation in windowed blocks.
 pub const FAMILY: Family = Family { name: "gemma3", config, tensors };
 
 /// Blocks of the 27B model.
@@ -19,11 +19,8 @@ const BLOCKS_OF_27B: usize = 62;
 fn config(keys: &Keys<'_>) -> Result<Config> {
     let mut config = gemma(keys, BLOCKS_OF_27B)?.with_windows(keys, None, SeesAll::LastOf(6))?;
     config.logit_cap = keys.switch("final_logit_softcapping")?;
-    config.ropes.push(RopeTable::unscaled(keys, config.head_dim, "rope.freq_base_swa")?);
-    for block in config.blocks.iter_mut().filter(|block| block.window.is_some()) {
-        block.rope = Some(1);
-    }
-    Ok(config)
+    let rope = RopeTable::unscaled(keys, config.head_dim, "rope.freq_base_swa")?;
+    Ok(config.with_rope_in_windows(rope))
 }
 
 fn tensors(config: &Config) -> Vec<Tensor> {

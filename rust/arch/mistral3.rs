@@ -2,7 +2,8 @@
 
 use crate::arch::config::{Config, QueryGrowth};
 use crate::arch::description::Family;
-use crate::arch::keys::{Keys, MAX_WIDTH};
+use crate::arch::keys::Keys;
+use crate::arch::rope::original;
 use crate::arch::tensors::dense_with_biases;
 use crate::error::Result;
 
@@ -12,10 +13,7 @@ pub const FAMILY: Family = Family { name: "mistral3", config, tensors: dense_wit
 fn config(keys: &Keys<'_>) -> Result<Config> {
     let query_growth = match keys.switch("attention.temperature_scale")? {
         None => None,
-        Some(scale) => {
-            let length = keys.required_count("rope.scaling.original_context_length", MAX_WIDTH)?;
-            Some(QueryGrowth { scale: scale.into(), length })
-        }
+        Some(scale) => Some(QueryGrowth { scale: scale.into(), length: original(keys)? }),
     };
     Ok(Config { query_growth, ..Config::dense(keys)? })
 }

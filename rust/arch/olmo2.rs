@@ -15,14 +15,9 @@ use crate::error::Result;
 pub const FAMILY: Family = Family { name: "olmo2", config, tensors };
 
 fn config(keys: &Keys<'_>) -> Result<Config> {
-    let mut config = Config::dense(keys)?.with_halves().with_windows(keys, None, SeesAll::LastOf(4))?;
-    if config.blocks.iter().any(|block| block.window.is_some()) {
-        config.ropes.push(RopeTable::unscaled(keys, config.head_dim, FREQ_BASE)?);
-        for block in config.blocks.iter_mut().filter(|block| block.window.is_some()) {
-            block.rope = Some(1);
-        }
-    }
-    Ok(config)
+    let config = Config::dense(keys)?.with_halves().with_windows(keys, None, SeesAll::LastOf(4))?;
+    let rope = RopeTable::unscaled(keys, config.head_dim, FREQ_BASE)?;
+    Ok(config.with_rope_in_windows(rope))
 }
 
 fn tensors(config: &Config) -> Vec<Tensor> {

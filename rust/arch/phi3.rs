@@ -16,9 +16,7 @@ use crate::error::Result;
 pub const FAMILY: Family = Family { name: "phi3", config, tensors };
 
 fn config(keys: &Keys<'_>) -> Result<Config> {
-    let mut config = Config::dense(keys)?.with_halves().with_windows(keys, None, SeesAll::Never)?;
-    config.ropes = vec![RopeTable::long(keys, config.head_dim)?];
-    Ok(config)
+    Config::dense_with(keys, RopeTable::long)?.with_halves().with_windows(keys, None, SeesAll::Never)
 }
 
 fn tensors(config: &Config) -> Vec<Tensor> {

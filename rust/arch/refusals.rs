@@ -1,4 +1,4 @@
-//! Files that hold something else than a decoder that can be run: told by name, before anything else is read, so that
+//! Files that hold something other than a decoder that can be run: told by name, before anything else is read, so that
 //! none of it ends in a message about a tensor, or in wrong numbers. What one family alone cannot do stays with it.
 
 use crate::arch::keys::Keys;

@@ -92,7 +92,21 @@ impl RopeTable {
         let rope = Self::unscaled(keys, head_dim, FREQ_BASE)?;
         let pairs = rope.freqs.len();
         let [short, long] = [Role::ShortRopeDivisors, Role::LongRopeDivisors].map(|role| divisors(keys, role, pairs));
-        let (Some(short), Some(long)) = (short?, long?) else { return Self::read(keys, head_dim) };
+        let (short, long) = match (short?, long?) {
+            (Some(short), Some(long)) => (short, long),
+            (None, None) => return Self::read(keys, head_dim),
+            (short, _) => {
+                let missing = if short.is_none() { Role::ShortRopeDivisors } else { Role::LongRopeDivisors };
+                return Err(keys.error(format_args!("tensor `{missing}` is missing, which belongs to the other set")));
+            }
+        };
+        if keys.file().tensor(&Role::RopeDivisors.to_string()).is_some() {
+            return Err(keys.error(format_args!(
+                "the file has tensor `{}` beside `{}`; only one kind of divisors is supported",
+                Role::RopeDivisors,
+                Role::LongRopeDivisors
+            )));
+        }
         match keys.string(TYPE)? {
             None | Some("longrope") => (),
             Some(other) => {
@@ -167,7 +181,10 @@ fn base(keys: &Keys<'_>, key: &str) -> Result<f64> {
 }
 
 /// Positions the model was first trained for.
-fn original(keys: &Keys<'_>) -> Result<usize> {
+///
+/// # Errors
+/// [`Error::Gguf`](crate::error::Error::Gguf) for a wrong value, or if the file says nothing at all of its context.
+pub fn original(keys: &Keys<'_>) -> Result<usize> {
     const MOST: u64 = i32::MAX as u64;
     match keys.count(ORIGINAL, MOST)? {
         Some(original) => Ok(original),

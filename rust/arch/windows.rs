@@ -2,6 +2,7 @@
 
 use crate::arch::config::Config;
 use crate::arch::keys::{Keys, MAX_WIDTH};
+use crate::arch::rope::RopeTable;
 use crate::error::Result;
 use crate::gguf::metadata::{Array, Value};
 
@@ -34,6 +35,15 @@ impl Config {
             block.window = length.filter(|_| has_window);
         }
         Ok(self)
+    }
+
+    /// The same with another rotation in blocks that have a window.
+    pub fn with_rope_in_windows(mut self, rope: RopeTable) -> Self {
+        self.ropes.push(rope);
+        for block in self.blocks.iter_mut().filter(|block| block.window.is_some()) {
+            block.rope = Some(self.ropes.len() - 1);
+        }
+        self
     }
 }
 

@@ -48,7 +48,7 @@ struct PassPlan {
     /// everywhere needs none.
     masks: Vec<Option<Tensor>>,
     /// What the queries of each row are multiplied with, `[rows][1][1]`.
-    growth: Tensor,
+    query_scale: Tensor,
 }
 
 impl CandleModel {
@@ -219,9 +219,9 @@ impl CandleModel {
             masks.push(needed.then(|| self.mask(start, *window, rules)).transpose()?);
         }
         // Scores are not to base 2 here.
-        let growth = |position| self.config.query_scale(position) * std::f32::consts::LN_2;
-        let growth = Tensor::from_vec((start..start + rows).map(growth).collect(), (rows, 1, 1), &self.device)?;
-        Ok(PassPlan { start, rows, angles: angles.collect::<candle_core::Result<_>>()?, masks, growth })
+        let scale = |position| self.config.query_scale(position) * std::f32::consts::LN_2;
+        let query_scale = Tensor::from_vec((start..start + rows).map(scale).collect(), (rows, 1, 1), &self.device)?;
+        Ok(PassPlan { start, rows, angles: angles.collect::<candle_core::Result<_>>()?, masks, query_scale })
     }
 
     /// Factors of each dimension of a head, and of its partner, in the rotation of rows from position `start` on.
@@ -279,7 +279,7 @@ impl CandleModel {
             all.reshape((pass.rows, heads, head_dim))
         };
         let queries = project(&layer.attn_q, layer.attn_q_norm.as_ref(), n_head)?;
-        let queries = self.rotate(index, queries, pass)?.broadcast_mul(&pass.growth)?.transpose(0, 1)?;
+        let queries = self.rotate(index, queries, pass)?.broadcast_mul(&pass.query_scale)?.transpose(0, 1)?;
         let keys = project(&layer.attn_k, layer.attn_k_norm.as_ref(), n_head_kv)?;
         let keys = self.rotate(index, keys, pass)?.transpose(0, 1)?;
         let values = project(&layer.attn_v, None, n_head_kv)?.transpose(0, 1)?;

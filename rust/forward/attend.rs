@@ -62,6 +62,9 @@ impl Pass {
             let HeadPart { unit: index, head, segments, results, .. } = &split.parts[piece];
             let unit = self.unit(phase, layer, *index, *head);
             self.put_queries(qkv, &unit, *index, local);
+            if segments.start == Unit::segments(unit.position, unit.window).start {
+                self.count_all(&unit, *index);
+            }
             let Some(results) = results else {
                 unit.attend(&local.queries, None, &mut local.total, &mut local.work);
                 self.put_attended(&mut attended, &unit, *index, 0, local);
@@ -75,6 +78,14 @@ impl Pass {
                     sums.row(row).copy_from_slice(sum);
                 }
             }
+        }
+    }
+
+    /// Counts a unit that attends to all that it sees, where its prompt counts.
+    fn count_all(&self, unit: &Unit<'_>, index: usize) {
+        let attention = &self.task.sequence(self.attention(unit.layer).units[index].start).attention;
+        if let Some(counts) = attention.as_ref().and_then(|attention| attention.counts.as_ref()) {
+            counts.add(unit, None);
         }
     }
 

@@ -127,6 +127,7 @@ def _new_text(name: str) -> Callable[..., Text]:
     def made(self: Text, *args: Any, **kwargs: Any) -> Text:
         return Text(getattr(str, name)(self, *args, **kwargs))
 
+    made.__name__ = name  # by it jinja2's sandbox knows `format`, whose fields it checks
     return made
 
 

@@ -61,7 +61,7 @@ class Renderer:
                 self._process = self._started()
             try:
                 answer, overdue = self._exchange(self._process, line, self._seconds)
-            except BaseException:  # Ctrl-C: the answer to come is of no request
+            except BaseException:  # Ctrl-C: what is still to come is not the next one's answer
                 self._discard()
                 raise
             complete = answer.endswith(b"\n")
@@ -106,6 +106,7 @@ class Renderer:
             stderr=DEVNULL,
             bufsize=0,
             start_new_session=True,  # Ctrl-C in the terminal is for us
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         try:
@@ -122,7 +123,7 @@ class Renderer:
 
     @staticmethod
     def _exchange(process: Popen[bytes], line: bytes, seconds: float) -> tuple[bytes, bool]:
-        """Send a line and read one, of which the end misses if the process ends before.
+        """Send a line and read one; its line end is missing if the process ended first.
 
         Returns as well whether time ran out, and the process was killed.
         """
@@ -168,6 +169,10 @@ class Renderer:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+# What Python and `strftime_now` need; a template has no business with the rest.
+_ENVIRONMENT = ("SYSTEMROOT", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME")
 
 
 def _folder(package: str) -> str:

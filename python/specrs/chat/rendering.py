@@ -53,24 +53,27 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
         return {"unused": unused, "read": sorted(names - {"messages", *request["fixed"]})}
     shown = [part["text"].strip() for part in _text_parts(request["messages"])]
     found: str | None = None
+    refusal: RefusalError | None = None
     failure: Exception | None = None
     for variables in _forms(request, "tools" in names):
         try:
             text = template.render(variables)
-        except RefusalError as refusal:
-            return {"refused": str(refusal)}
+        except RefusalError as error:
+            refusal = refusal or error  # it may take another form
+            continue
         except MemoryError:
             raise
         except Exception as error:  # a template can make any operation of Python fail
             if failure is None or isinstance(failure, NotTextError):
                 failure = error
             continue
-        if found is None or all(part in text for part in shown):
+        whole = all(part in text for part in shown)
+        if found is None or whole:
             found = text
-        if all(part in text for part in shown):
+        if whole:
             break
     if found is None:
-        return {"failed": str(failure)}
+        return {"refused": str(refusal)} if refusal else {"failed": str(failure)}
     most = MOST_OWN + MOST_COPIES * len(json.dumps(request["messages"]))
     if len(found) > most:
         return {"failed": f"it writes {len(found)} characters, more than {most}"}

@@ -33,6 +33,8 @@ def main() -> None:
             answer = json.dumps(render(json.loads(line)))
         except MemoryError:
             answer = json.dumps(_EXHAUSTED)
+        except Exception as error:  # the request is at fault, not this process
+            answer = json.dumps({"failed": f"{type(error).__name__}: {error}"})
         print(answer, flush=True)
 
 

@@ -227,3 +227,16 @@ def test_a_request_tells_what_it_cost(llm: Llama) -> None:
     assert batch.stats.cached_tokens == 100
     assert batch.stats.cache_bytes == 0
     assert 0 < batch.stats.peak_cache_bytes <= batch.cache_bytes
+
+
+def test_a_batch_that_breaks_tells_everybody(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise LookupError("a fault of ours")
+
+    with llm.batch() as batch:
+        monkeypatch.setattr(batch._steps, "step", broken)
+        request = batch.add("abc")
+        with pytest.raises(LookupError, match="a fault of ours"):
+            request.result(60)
+        with pytest.raises(RuntimeError, match="the batch has failed"):
+            batch.add("abc")

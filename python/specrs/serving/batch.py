@@ -19,7 +19,7 @@ from ..speculation.costs import MeasuredCost
 from .memory import available
 from .pages import PAGE, Pages, pages_of
 from .request import Request, Waiter, wake
-from .sequence import Sequence
+from .sequence import Sequence, most_positions
 from .step import Event, Steps
 
 if TYPE_CHECKING:
@@ -182,16 +182,20 @@ class Batch:
 
     def cancel(self) -> None:
         """Cancel all requests that are not over."""
+        if self._process != os.getpid():
+            return
         with self._wake:
             for sequence in self._requests:
                 sequence.cancelled = True
 
     def close(self) -> None:
         """Wait for all requests, then take no more. An exception meanwhile cancels them."""
+        if self._process != os.getpid():
+            return  # a fork: the thread, and who may hold the lock, are elsewhere
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        if self._thread is None or self._process != os.getpid():
+        if self._thread is None:
             return
         try:
             self._thread.join()
@@ -221,11 +225,11 @@ class Batch:
         stream = prepare(prompt, **options)
         generation = stream.generation
         extra = self._extra_pages(generation)
-        sequence = self._steps.prepare(next(self._numbers), generation, salt, extra)
         with self._wake:
             self._check()
             if self._closing:
                 raise RuntimeError("the batch is closed; make a new one with llm.batch()")
+            sequence = self._steps.prepare(next(self._numbers), generation, salt, extra)
             self._stats.requests += 1
             request = Request(stream, sequence, self._check)
             if stream.finish_reason is not None:  # there is nothing to do
@@ -245,7 +249,7 @@ class Batch:
         members = getattr(generation.drafter, "members", [generation.drafter])
         models = [member.draft_llm for member in members if hasattr(member, "draft_llm")]
         per_token: int = sum(model.cache_bytes_per_token for model in models)
-        positions = Sequence(0, generation, 0.0).most()
+        positions = most_positions(generation, len(generation.prompt))
         return -(-pages_of(positions) * PAGE * per_token // self._page_bytes)
 
     def _check(self) -> None:

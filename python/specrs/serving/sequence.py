@@ -84,11 +84,8 @@ class Sequence:
         return self.generation.attention is None
 
     def most(self) -> int:
-        """Return how many positions it may come to; where nothing limits it, a guess."""
-        generation = self.generation
-        if generation.max_tokens is None:
-            return min(generation.n_ctx, len(self.tokens) + GUESS)
-        return min(generation.n_ctx, len(generation.prompt) + generation.max_tokens)
+        """Return how many positions it may come to."""
+        return most_positions(self.generation, len(self.tokens))
 
     def piece(self, rows: int) -> Piece:
         """Return what to evaluate next, `rows` of the missing tokens."""
@@ -110,6 +107,13 @@ class Sequence:
 
 GUESS = 256
 """Further tokens for which there is to be room where no limit is given."""
+
+
+def most_positions(generation: Generation, known: int) -> int:
+    """Return how many positions a text of `known` tokens may come to; without a limit, a guess."""
+    limit = generation.max_tokens
+    most = known + GUESS if limit is None else len(generation.prompt) + limit
+    return min(generation.n_ctx, most)
 
 
 @dataclass(slots=True, eq=False)

@@ -82,5 +82,7 @@ def _write_any_text(stream: TextIO) -> None:
 
 
 def _mistake(message: str) -> int:
-    print(f"specrs: {' '.join(message.split())}", file=sys.stderr)
+    # What a file or a template says may hold anything; a terminal must not obey it.
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
+    print(f"specrs: {shown}", file=sys.stderr)
     return 2

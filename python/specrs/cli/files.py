@@ -41,7 +41,7 @@ def inspect(
             print(f"Licence: {known.licence}")
     print("\nMetadata")
     for key, value in header.metadata.items():
-        print(f"  {key} = {shortened(value)}")
+        print(f"  {shortened(key)[1:-1]} = {shortened(value)}")
     counts: dict[str, list[int]] = defaultdict(list)
     for _, kind, _, size in header.tensors:
         counts[kind].append(size)

@@ -2,7 +2,8 @@
 
 A session that answers at once with logits made in advance takes the model's place, so the time of a
 step is the loop, the choice and the comparison alone; greedy choices are the engine's part. Medians
-over the steps of a generation. Then what a proposal costs per new token, by the length of the text.
+over the steps of a generation, then of a batch, where scheduling is added. Then what a proposal
+costs per new token, by the length of the text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,9 @@ import numpy.typing as npt
 from specrs import FixedLength, PromptLookup, Sampling, SuffixDecoding
 from specrs.decoding.generate import steps
 from specrs.decoding.loop import Generation
+from specrs.serving.pages import Pages
+from specrs.serving.step import Steps
+from specrs.speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
 
 SETTINGS = {
     "greedy": Sampling(),
@@ -63,9 +66,38 @@ class Prepared:
         """Forget all ids from `length` on."""
         del self.tokens[length:]
 
-    def lease(self) -> nullcontext[Prepared]:
+    def lease(self) -> Prepared:
         """Let the one generation change the session."""
-        return nullcontext(self)
+        return self
+
+    def release(self) -> None:
+        """End the lease."""
+
+    def __enter__(self) -> Prepared:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+class PreparedModel:
+    """A model whose sessions are such."""
+
+    def __init__(self, rows: npt.NDArray[np.float32]) -> None:
+        self.rows = rows
+
+    def session(self) -> Prepared:
+        """Return a new session."""
+        return Prepared(self.rows)
+
+    def forward_many(
+        self, inputs: Sequence[tuple[Prepared, list[int], int]], *, choose: Sequence[bool]
+    ) -> list[Any]:
+        """Answer for each session."""
+        return [
+            (lease.choose_last if chooses else lease.forward_last)(tokens, positions)
+            for (lease, tokens, positions), chooses in zip(inputs, choose, strict=True)
+        ]
 
 
 class Repeating:
@@ -77,9 +109,9 @@ class Repeating:
         return [0] * k
 
 
-def step_ms(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -> float:
-    """Give the median time of a step."""
-    generation = Generation(
+def generation_of(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -> Generation:
+    """Return what to generate."""
+    return Generation(
         prompt=[1, 2, 3] * 300,
         n_ctx=4096,
         n_vocab=rows.shape[1],
@@ -89,10 +121,35 @@ def step_ms(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -
         ends=lambda _: False,
         **options,
     )
+
+
+def step_ms(rows: npt.NDArray[np.float32], sampling: Sampling, **options: Any) -> float:
+    """Give the median time of a step."""
+    generation = generation_of(rows, sampling, **options)
     events = steps(Prepared(rows), generation)  # type: ignore[arg-type]
     times = [time.perf_counter()]
     times += [time.perf_counter() for _ in events]
     return 1000 * statistics.median(end - start for start, end in pairwise(times))
+
+
+def batch_ms(rows: npt.NDArray[np.float32], sampling: Sampling, count: int) -> float:
+    """Give the median time of a step of a batch, for each of its `count` requests."""
+    together = Steps(
+        PreparedModel(rows),  # type: ignore[arg-type]
+        Pages(10_000),
+        max_requests=count,
+        keep_prefixes=False,
+        cost=MeasuredCost(ASSUMED_OF_PASSES),
+    )
+    for number in range(count):
+        generation = generation_of(rows, sampling, drafter=None)
+        together.add(together.prepare(number, generation))
+    times = []
+    for _ in range(350):
+        started = time.perf_counter()
+        together.step()
+        times.append(time.perf_counter() - started)
+    return 1000 * statistics.median(times) / count
 
 
 def proposal_us(drafter: PromptLookup | SuffixDecoding, length: int) -> float:
@@ -127,6 +184,12 @@ def main() -> None:
         drafted = step_ms(rows, sampling, drafter=Repeating())
         told = step_ms(rows, sampling, drafter=None, logprobs=5)
         print(f"{name:<30}{plain:>8.3f}{drafted:>11.3f}{told:>12.3f}")
+    counts = (1, 8, 16)
+    print("\nms per request and step of a batch, by requests")
+    print(f"{'':<30}" + "".join(f"{count:>8}" for count in counts))
+    for name, sampling in SETTINGS.items():
+        cells = "".join(f"{batch_ms(rows, sampling, count):>8.3f}" for count in counts)
+        print(f"{name:<30}{cells}")
     lengths = (1_000, 10_000, 100_000)
     print("\nmicroseconds per token and proposal")
     print(f"{'tokens of text':<30}" + "".join(f"{length:>10,}" for length in lengths))

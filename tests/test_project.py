@@ -67,6 +67,7 @@ PYTHON_ORDER = {
         "memory",
         "prefixes",
         "sequence",
+        "caches",
         "drafts",
         "scheduler",
         "step",
@@ -393,7 +394,11 @@ def test_readme_has_the_two_commands(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("page", "count", "words"),
-    [("README.md", 2, "tokens per call"), ("docs/chat.md", 4, "bits per byte")],
+    [
+        ("README.md", 2, "tokens per call"),
+        ("docs/chat.md", 4, "bits per byte"),
+        ("docs/batch.md", 2, "passes for"),
+    ],
 )
 def test_code_of_pages_runs(
     smollm2: Path, capsys: pytest.CaptureFixture[str], page: str, count: int, words: str

@@ -46,6 +46,8 @@ class SharedLength:
 
     def update(self, outcome: Outcome) -> None:
         """Learn how much of a draft was right."""
+        if outcome.evaluated == 1 + outcome.drafted:  # a prompt says nothing of the next step
+            self._drafts.note(1 + outcome.accepted)
         if outcome.drafted and outcome.drafter is not None:
             source = outcome.drafter, class_of(outcome.matched)
             self.acceptance(source).update(outcome.drafted, outcome.accepted)
@@ -70,6 +72,7 @@ class Drafts:
         exploration: Part of the time that may be lost on trying what does not seem to pay.
     """
 
+    FADING = 0.99
     UNTRIED = 4  # tokens asked of a drafter as long as it is not known what they cost
 
     def __init__(self, cost: ForwardCost, exploration: float = 0.01) -> None:
@@ -78,6 +81,17 @@ class Drafts:
         self._rows = 1  # of the next pass, without drafts and prompts
         self._draft_costs: dict[str, float] = {}  # seconds per token
         self._total, self._explored = 0.0, 0.0
+        self._made, self._spent = 0.0, 0.0  # lately: tokens, and the time of steps without drafts
+        self._slower = 1.0  # how long the pass takes, in that unit
+
+    def note(self, tokens: int) -> None:
+        """Take note of how many tokens a step made."""
+        self._made = self._made * self.FADING + tokens
+        self._spent = self._spent * self.FADING + self._slower
+
+    def none(self) -> None:
+        """Take note that nobody drafts in the next pass."""
+        self._slower = 1.0
 
     def ask(
         self, asking: list[Sequence], running: list[Sequence]
@@ -95,6 +109,7 @@ class Drafts:
                 fixed += 0 if isinstance(draft, Exception) else len(draft)
                 yield sequence, draft
         counts = self._chosen([gains for _, _, gains in shared], self._rows + fixed)
+        self._slower = self._cost(self._rows + fixed + sum(counts)) / self._cost(self._rows)
         for (sequence, draft, _), count in zip(shared, counts, strict=True):
             del draft[count:]
             yield sequence, draft
@@ -171,8 +186,9 @@ class Drafts:
         return best or self._trial(self._cost(rows + 1) - plain + per_token)
 
     def _rate(self, rows: int) -> float:
-        """Tokens per second without drafts: what more time for drafts is measured by."""
-        return rows / self._cost(rows)
+        """Tokens per second of late, at least those without drafts."""
+        gain = self._made / self._spent if self._spent else 1.0
+        return max(1.0, gain) * rows / self._cost(rows)
 
     def _chosen(self, gains: list[list[float]], rows: int) -> list[int]:
         """Return how many tokens of each draft to verify.

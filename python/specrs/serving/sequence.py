@@ -122,6 +122,7 @@ class Piece:
         positions: After how many of the last of them something is wanted.
         last: Whether nothing is missing after them.
         attention: What they look at; None is everything.
+        prompt: Whether more than a token and its draft was missing before.
     """
 
     sequence: Sequence
@@ -129,3 +130,4 @@ class Piece:
     positions: int
     last: bool
     attention: Attention | None = None
+    prompt: bool = False

@@ -13,6 +13,7 @@ from ..decoding.loop import Generation
 from ..decoding.step import Answer, Proposal, Step
 from ..speculation.adaptive import AdaptiveLength
 from ..speculation.costs import MeasuredCost
+from .caches import Caches
 from .drafts import Drafts, SharedLength
 from .pages import Pages
 from .prefixes import Prefixes
@@ -72,7 +73,8 @@ class Steps:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         prefixes = Prefixes(pages) if keep_prefixes else None
-        self.scheduler = Scheduler(model.session, cost, pages, prefixes, max_requests)
+        self._caches = Caches(model.session, pages, prefixes)
+        self.scheduler = Scheduler(self._caches, cost, max_requests)
         self.passes = self.rows = self.prefill_rows = 0
         self.seconds = 0.0
         self._model = model
@@ -110,7 +112,7 @@ class Steps:
         """Give back everything."""
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             self.scheduler.leave(sequence)
-        self.scheduler.forget()
+        self._caches.forget()
 
     def step(self) -> list[Event]:
         """Do what is next, for all who are there; return what it brought, by order of arrival."""
@@ -123,11 +125,14 @@ class Steps:
                 sequence.loop = sequence.generation.run(sequence.computed)
                 self._advance(sequence, None)
         asking = [s for s in scheduler.running if s.asked is not None]
-        for sequence, answer in self.drafts.ask(asking, scheduler.running):
-            if isinstance(answer, Exception):
-                self._end(sequence, answer)
-            else:
-                self._advance(sequence, answer)
+        if asking:
+            for sequence, answer in self.drafts.ask(asking, scheduler.running):
+                if isinstance(answer, Exception):
+                    self._end(sequence, answer)
+                else:
+                    self._advance(sequence, answer)
+        else:
+            self.drafts.none()
         pieces = scheduler.plan(now)
         failed, scheduler.failed = scheduler.failed, []
         for sequence, error in failed:
@@ -148,7 +153,7 @@ class Steps:
             self._cost.update(rows, seconds)
             self.passes += 1
             self.rows += rows
-            self.prefill_rows += sum(len(p.tokens) for p in together if p.sequence.prefilling)
+            self.prefill_rows += sum(len(piece.tokens) for piece in together if piece.prompt)
             self.seconds += seconds
         for piece in pieces:
             if piece.attention is not None:
@@ -211,9 +216,9 @@ class Steps:
                 first = len(sequence.tokens) == len(sequence.generation.prompt)
                 self._event(sequence).steps.append(event)
                 sequence.tokens += event.tokens
-                self.scheduler.settle(sequence, event.settled)
+                self._caches.settle(sequence, event.settled)
                 if first and event.finish_reason is None:
-                    self.scheduler.share(sequence)
+                    self._caches.share(sequence)
                 event = next(loop)
         except StopIteration:
             self._end(sequence, keep=len(sequence.tokens) - 1)

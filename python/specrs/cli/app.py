@@ -14,6 +14,7 @@ import typer
 import specrs
 
 from .demo import demo
+from .display import printable
 from .files import inspect, pull
 from .generate import generate
 from .measure import bench, sparse_check
@@ -82,7 +83,5 @@ def _write_any_text(stream: TextIO) -> None:
 
 
 def _mistake(message: str) -> int:
-    # What a file or a template says may hold anything; a terminal must not obey it.
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
-    print(f"specrs: {shown}", file=sys.stderr)
+    print(f"specrs: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2

@@ -154,3 +154,21 @@ def test_what_counts_of_a_window_does_not_depend_on_threads(tiny: Callable[..., 
             assert (layer.diagonal() > 0).all()
             assert window is None or not layer[-1, : (LENGTH - window) // 64 - 1].any()
     assert np.array_equal(counted[0], counted[1])
+
+
+def test_a_session_loads_on_either_side_of_a_window(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tiny(**with_window("gemma3", 65))
+    short, long = (Model(path, n_ctx=n_ctx, threads=1) for n_ctx in (50, 200))
+    assert not any(short.windows)
+    assert any(long.windows)
+    ids = random_ids(short, 40)
+    for one, other in ((short, long), (long, short)):
+        session = one.session()
+        session.forward(ids[:30])
+        session.save(tmp_path / "saved")
+        assert_same_bits(
+            other.load_session(tmp_path / "saved").forward_all_positions(ids[30:]),
+            session.forward_all_positions(ids[30:]),
+        )

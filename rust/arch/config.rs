@@ -98,6 +98,13 @@ pub struct Block {
     pub rope: Option<usize>,
     /// How many positions a query sees, its own included; `None` is all.
     pub window: Option<usize>,
+    /// What the file says of that, even if no session is so long.
+    pub window_in_file: Option<usize>,
+}
+
+impl Block {
+    /// A block that turns queries and keys by the first rotation and sees all positions.
+    pub const PLAIN: Self = Self { rope: Some(0), window: None, window_in_file: None };
 }
 
 /// What a gate lets through.
@@ -160,7 +167,7 @@ impl Config {
             n_ctx_train: keys.required_count("context_length", MAX_POSITIONS)?,
             rms_eps: keys.required_positive("attention.layer_norm_rms_epsilon")?,
             ropes: vec![rope(keys, head_dim)?],
-            blocks: vec![Block { rope: Some(0), window: None }; n_layer],
+            blocks: vec![Block::PLAIN; n_layer],
             score_divisor: (head_dim as f32).sqrt(),
             ..Self::default()
         })
@@ -173,9 +180,14 @@ impl Config {
 
     /// Fixes what depends on how many positions a session has. Returns notes for the user.
     pub fn settle(&mut self, n_ctx: usize) -> Vec<String> {
-        let notes = self.ropes.iter_mut().filter_map(|rope| rope.settle(n_ctx)).collect();
+        let mut notes: Vec<String> = self.ropes.iter_mut().filter_map(|rope| rope.settle(n_ctx)).collect();
         for block in &mut self.blocks {
-            block.window = block.window.filter(|&window| window < n_ctx);
+            block.window = block.window_in_file.filter(|&window| window < n_ctx);
+        }
+        let windows: Vec<usize> = self.blocks.iter().filter_map(|block| block.window).collect();
+        if let Some(window) = windows.first() {
+            let (count, all) = (windows.len(), self.n_layer);
+            notes.push(format!("{count} of {all} blocks see only the last {window} positions"));
         }
         notes
     }
@@ -218,13 +230,13 @@ impl Config {
         if *pairs == Pairs::Halves {
             identity.set("pairs", "halves");
         }
-        for (i, Block { rope, window }) in blocks.iter().enumerate() {
+        for (i, Block { rope, window: _, window_in_file }) in blocks.iter().enumerate() {
             match rope {
                 Some(0) => (),
                 Some(rope) => identity.set(format_args!("blocks.{i}.rope"), rope),
                 None => identity.set(format_args!("blocks.{i}.rope"), "none"),
             }
-            identity.set_some(format_args!("blocks.{i}.window"), *window);
+            identity.set_some(format_args!("blocks.{i}.window"), *window_in_file);
         }
         if *activation == Activation::Gelu {
             identity.set("activation", "gelu");

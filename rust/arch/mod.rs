@@ -53,6 +53,7 @@ pub fn describe(file: &GgufFile) -> Result<Description<'_>> {
     refusals::check(&keys, &known)?;
     let name = keys.architecture();
     let Some(family) = FAMILIES.iter().find(|family| family.name == name) else {
+        keys.check_dense()?;
         return Err(keys.error(format_args!("architecture \"{name}\" is not supported (supported: {known})")));
     };
     Description::read(&keys, family)

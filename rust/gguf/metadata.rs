@@ -69,7 +69,8 @@ impl Value {
 }
 
 impl Array {
-    fn element_type(&self) -> &'static str {
+    /// What its values are.
+    pub fn element_type(&self) -> &'static str {
         match self {
             Self::U8(_) => "u8",
             Self::I8(_) => "i8",
@@ -136,7 +137,7 @@ impl Metadata {
 
     /// An [`Error::Gguf`] that names the file before `message`.
     pub fn error(&self, message: impl std::fmt::Display) -> Error {
-        Error::Gguf(format!("{}: {message}", self.path.display()))
+        Error::Gguf(format!("{}: {}", self.path.display(), printable(&message.to_string())))
     }
 
     /// A number that is not negative, of any integer type.
@@ -255,6 +256,20 @@ impl<'a> IntoIterator for &'a Metadata {
     fn into_iter(self) -> Self::IntoIter {
         self.values.iter()
     }
+}
+
+/// `message` without what a file may put into it to confuse: control characters, and too much of anything.
+fn printable(message: &str) -> String {
+    const MOST: usize = 2000;
+    let escaped = |char: char| match char.is_control() {
+        true => char.escape_default().to_string(),
+        false => char.to_string(),
+    };
+    let mut shown: String = message.chars().take(MOST).map(escaped).collect();
+    if message.chars().nth(MOST).is_some() {
+        shown.push('…');
+    }
+    shown
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Shape {
             n_ctx_train: N_CTX,
             rms_eps: RMS_EPS,
             ropes: vec![RopeTable { freqs: vec![0.0; head_dim / 2], magnitude: 1.0, long: None }],
-            blocks: vec![Block { rope: Some(0), window: None }; n_layer],
+            blocks: vec![Block::PLAIN; n_layer],
             ..Config::default()
         }
     }

@@ -150,12 +150,13 @@ def differences(
     exact: npt.NDArray[np.float32], got: npt.NDArray[np.float32], following: Sequence[int]
 ) -> npt.NDArray[np.float64]:
     """Return KL, equal top-1, and both losses (nan without a following token), [rows, 4]."""
-    p, q = (_log_softmax(logits) for logits in (exact, got))
-    out = np.full((len(p), 4), np.nan)
-    out[:, 0] = (np.exp(p) * (p - q)).sum(-1)
-    out[:, 1] = p.argmax(-1) == q.argmax(-1)
-    rows = np.arange(len(following))
-    out[rows, 2], out[rows, 3] = -p[rows, following], -q[rows, following]
+    out = np.full((len(exact), 4), np.nan)
+    # A row at a time stays in the processor's cache, where hundreds of a large vocabulary do not.
+    for row, pair in enumerate(zip(exact, got, strict=True)):
+        p, q = (_log_softmax(logits) for logits in pair)
+        out[row, :2] = np.exp(p) @ (p - q), p.argmax() == q.argmax()
+        if row < len(following):
+            out[row, 2:] = -p[following[row]], -q[following[row]]
     return out
 
 

@@ -14,6 +14,7 @@ import typer
 import specrs
 
 from .demo import demo
+from .display import printable
 from .files import inspect, pull
 from .generate import generate
 from .measure import bench, sparse_check
@@ -82,5 +83,5 @@ def _write_any_text(stream: TextIO) -> None:
 
 
 def _mistake(message: str) -> int:
-    print(f"specrs: {' '.join(message.split())}", file=sys.stderr)
+    print(f"specrs: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2

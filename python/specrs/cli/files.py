@@ -12,7 +12,7 @@ import specrs
 from ..arguments import checked_positive
 from ..models import MODELS
 from ..models.hub import FORMS
-from .display import readable_bytes, shortened
+from .display import printable, readable_bytes, shortened
 from .options import Model, NCtx, Threads, given
 
 KNOWN = "; ".join(f"{name} (licence: {model.licence})" for name, model in MODELS.items())
@@ -41,7 +41,7 @@ def inspect(
             print(f"Licence: {known.licence}")
     print("\nMetadata")
     for key, value in header.metadata.items():
-        print(f"  {key} = {shortened(value)}")
+        print(f"  {printable(key)} = {shortened(value)}")
     counts: dict[str, list[int]] = defaultdict(list)
     for _, kind, _, size in header.tensors:
         counts[kind].append(size)

@@ -52,7 +52,7 @@ fn reads_a_plain_model() {
                 magnitude: 1.0,
                 long: None,
             }],
-            blocks: vec![Block { rope: Some(0), window: None }; 2],
+            blocks: vec![Block::PLAIN; 2],
             score_divisor: 4.0,
             ..Config::default()
         }

@@ -54,11 +54,13 @@ fn windowed(keys: &Keys<'_>, blocks: usize, default: SeesAll) -> Result<Vec<bool
     let sees_all = match metadata.get(&name) {
         None => default,
         Some(Value::Array(Array::Bool(windowed))) if windowed.len() == blocks => return Ok(windowed.clone()),
-        Some(Value::Array(array)) => return Err(keys.error(format_args!(
+        Some(Value::Array(array)) => {
+            return Err(keys.error(format_args!(
             "metadata `{name}` must be a truth value (bool) for each of the {blocks} blocks but holds {} values of {}",
             array.len(),
             array.element_type()
-        ))),
+        )))
+        }
         Some(_) => match metadata.get_u64(&name)? {
             Some(0) => return Ok(vec![false; blocks]),
             Some(period) if period <= blocks as u64 => SeesAll::LastOf(period as usize),

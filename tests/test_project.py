@@ -23,6 +23,8 @@ PYTHON_ORDER = {
     "": [
         "_specrs",
         "arguments",
+        "keywords",
+        "files",
         "sampling",
         "attention",
         "speculation",
@@ -62,6 +64,7 @@ PYTHON_ORDER = {
         "format",
         "__init__",
     ],
+    "scoring": ["score", "texts", "evaluate", "methods", "__init__"],
     "serving": [
         "pages",
         "memory",
@@ -81,6 +84,9 @@ PYTHON_ORDER = {
     "cli": [
         "display",
         "options",
+        "decoding",
+        "conversation",
+        "chat",
         "files",
         "lines",
         "generate",

@@ -1,7 +1,7 @@
 """Quantised Llama models on ordinary CPUs, with lossless speculative decoding.
 
 >>> import specrs
->>> llm = specrs.Llama(specrs.pull("smollm2-135m"))
+>>> llm = specrs.Llama("smollm2-135m")
 >>> out = llm.generate("Once upon a time", drafter=specrs.PromptLookup())
 >>> out.text, out.stats.tokens_per_second
 """
@@ -23,7 +23,7 @@ from .llama import Llama as Llama
 from .models import pull as pull
 from .sampling import Sampling as Sampling
 from .sampling import TokenLogprob as TokenLogprob
-from .scoring import Score as Score
+from .scoring.score import Score as Score
 from .serving.batch import Batch as Batch
 from .serving.batch import BatchStats as BatchStats
 from .serving.many import BatchError as BatchError
@@ -39,6 +39,41 @@ from .speculation.length import FixedLength as FixedLength
 from .speculation.length import LengthPolicy as LengthPolicy
 from .speculation.suffix import SuffixCorpus as SuffixCorpus
 from .speculation.suffix import SuffixDecoding as SuffixDecoding
+
+__all__ = [
+    "__version__",
+    "AdaptiveLength",
+    "attention",
+    "Batch",
+    "BatchError",
+    "BatchInterrupted",
+    "BatchStats",
+    "Chain",
+    "Completion",
+    "ContextOverflow",
+    "Draft",
+    "Drafter",
+    "DraftModel",
+    "FixedLength",
+    "GgufError",
+    "LengthPolicy",
+    "Llama",
+    "PromptLookup",
+    "pull",
+    "Replay",
+    "replay",
+    "Request",
+    "Sampling",
+    "Score",
+    "Session",
+    "Stats",
+    "Stream",
+    "SuffixCorpus",
+    "SuffixDecoding",
+    "TemplateError",
+    "TokenLogprob",
+    "Trace",
+]
 
 __version__: str
 

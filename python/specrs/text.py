@@ -38,6 +38,9 @@ class TextWriter:
         decoder: The tokenizer's stream of whole characters.
         stop: Strings that end the generation; the text ends before the first of them.
         end_ids: Ids that end it; they have no text.
+
+    Attributes:
+        matched_stop: The string or the id that ended it; None so far.
     """
 
     def __init__(
@@ -48,15 +51,18 @@ class TextWriter:
         self._end_ids = end_ids
         self._held = ""
         self._pieces: list[str] = []
-        self._stopped = False
+        self._found: str | None = None  # a stop string
+        self.matched_stop: str | int | None = None
 
     def ends(self, token: int) -> bool:
         """Take the next id; whether the generation ends with it."""
         if token in self._end_ids:
             self._pieces.append("")
+            self.matched_stop = token
             return True
         self._pieces.append(self._release(self._decoder.push(token)))
-        return self._stopped
+        self.matched_stop = self._found
+        return self._found is not None
 
     def chunks(self, step: Step) -> Iterator[Chunk]:
         """Give a taken step as chunks: what was drafted, then the target's own token."""
@@ -73,10 +79,11 @@ class TextWriter:
     def _release(self, text: str) -> str:
         """Add `text` to what is held and return what is final of it."""
         held = self._held + text
-        found = [at for at in map(held.find, self._stop) if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:
-            self._held, self._stopped = "", True
-            return held[: min(found)]
+            at, self._found = min(found)
+            self._held = ""
+            return held[:at]
         keep = max((_overlap(held, stop) for stop in self._stop), default=0)
         final = len(held) - keep
         self._held = held[final:]
@@ -84,7 +91,7 @@ class TextWriter:
 
     def finish(self) -> str:
         """Return what is held back: no later id can change it any more."""
-        if self._stopped:
+        if self._found is not None:
             return ""
         return self._release(self._decoder.finish()) + self._held
 

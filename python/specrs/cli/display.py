@@ -23,10 +23,13 @@ def shortened(value: Any, limit: int = 70) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def printable(text: str) -> str:
-    """Escape what a terminal might obey: a file or a template may say anything."""
-    obeyed = (char.isprintable() or 0xDC80 <= ord(char) <= 0xDCFF for char in text)  # or of a path
-    return "".join(c if shown else ascii(c)[1:-1] for c, shown in zip(text, obeyed, strict=True))
+def printable(text: str, keep: str = "") -> str:
+    """Escape what a terminal might obey, all but `keep`: a file or a model may say anything."""
+    harmless = (
+        char.isprintable() or char in keep or 0xDC80 <= ord(char) <= 0xDCFF  # or of a path
+        for char in text
+    )
+    return "".join(c if shown else ascii(c)[1:-1] for c, shown in zip(text, harmless, strict=True))
 
 
 def summary(stats: Stats) -> str:

@@ -46,7 +46,7 @@ class SpecrsLM(LM):
         threads: int | None = None,
         device: str = "cpu",
         max_gen_toks: int = 256,
-        **_: Any,  # what the harness adds for backends with batches of a size: batch_size and others
+        **_: Any,  # batch_size and others, which the harness gives to every backend
     ) -> None:
         super().__init__()
         self.llm = specrs.Llama(model, n_ctx=n_ctx, threads=threads, device=device or "cpu")
@@ -71,7 +71,7 @@ class SpecrsLM(LM):
         return self.llm.tokenize(text, add_bos=False, parse_special=True)
 
     def encode_pair(self, context: str, continuation: str) -> Pair:
-        """Return the ids of both, tokenised as one text; white space between belongs to the second."""
+        """Return the ids of both, tokenised as one text; space between them is the second's."""
         if not context:
             return [self.prefix_token_id], self.encode(continuation)
         stem = context.rstrip()
@@ -137,7 +137,7 @@ class SpecrsLM(LM):
         return answers
 
     def generate(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
-        """Generate after contexts with the same settings; of those that are too long the end counts."""
+        """Generate after contexts, all with the same settings; of a long one the end counts."""
         until = settings.pop("until", None) or []
         max_tokens = int(settings.pop("max_gen_toks", self.max_gen_toks))
         draws = settings.pop("do_sample", None)

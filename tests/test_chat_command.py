@@ -9,7 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pytest
 
 import specrs
 from conftest import Ran, Run
-from fake_engine import write_toy
 from specrs.cli.chat import Terminal
 from test_cli import COMMAND
 
@@ -29,9 +28,13 @@ CLEAR = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
 
 @pytest.fixture
 def model(toy: Path) -> Path:
-    """Return a toy whose replies depend on the last letter alone, and that shows who says what."""
-    settings = json.loads(toy.read_text())
-    toy.write_text(json.dumps(settings | {"chat_template": CLEAR}))
+    """Return a toy whose replies depend on the whole conversation."""
+    return changed(toy, order=4000, end_ids=[], chat_template=CLEAR)
+
+
+def changed(toy: Path, **settings: Any) -> Path:
+    """Change settings of a toy."""
+    toy.write_text(json.dumps(json.loads(toy.read_text()) | settings))
     return toy
 
 
@@ -165,8 +168,8 @@ def test_where_the_context_is_full_the_oldest_turns_go_and_it_is_said(
     system, texts = {"role": "system", "content": "S" * 10}, [letter * 30 for letter in "abcdef"]
     ran = talk(texts, "--system", system["content"], "--n-ctx", 160)
     assert ran.code == 0
-    # A turn has 30 + 9 letters and six of the template; the third leaves no room for the next.
-    assert ran.err.count("the context is full: the oldest turn is forgotten") == 3
+    # A turn has 30 + 9 letters and six of the template, so three leave no room for a fourth.
+    assert ran.err.count("the context is full: the oldest 2 turns are forgotten") == 2
     llm = specrs.Llama(model, n_ctx=160)
     history, said = [system], []
     for text in texts:
@@ -200,9 +203,8 @@ def test_a_reply_that_was_cut_says_why(talk: Talk) -> None:
     assert "the context is full" in ran.err
 
 
-def test_accepted_drafts_are_green_and_nothing_else_is_obeyed(
-    sit: Talk, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accepted_drafts_are_green_and_nothing_else_is_obeyed(sit: Talk, model: Path) -> None:
+    changed(model, order=1)
     (text,) = replies(model, [], ["Hello"], max_tokens=300)
     assert len(text) > 250, "the toy is to repeat itself"
     ran = sit(["Hello"], "--max-tokens", 300)
@@ -218,7 +220,7 @@ def test_accepted_drafts_are_green_and_nothing_else_is_obeyed(
 def test_ctrl_c_stops_the_reply_only(
     sit: Talk, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    chunks = specrs.text.TextWriter.chunks  # type: ignore[attr-defined]
+    chunks = specrs.text.TextWriter.chunks
     calls: list[int] = []
 
     def interrupted(self: Any, step: Any) -> Any:
@@ -240,16 +242,13 @@ def test_ctrl_c_stops_the_reply_only(
     assert ran.out.endswith(replies(model, kept, ["and?"])[-1] + "\n")
 
 
-def test_models_that_cannot_chat_are_named(
-    talk: Talk, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = json.loads(model.read_text())
-    model.write_text(json.dumps(settings | {"chat_template": None}))
+def test_models_that_cannot_chat_are_named(talk: Talk, model: Path) -> None:
+    changed(model, chat_template=None)
     ran = talk(["Hello"])
     assert (ran.code, ran.out) == (2, "")
     assert "has no chat template" in ran.err
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    model.write_text(json.dumps(settings | {"chat_template": refusing}))
+    changed(model, chat_template=refusing)
     ran = talk(["Hello"], "--system", "Be kind")
     assert (ran.code, "no system" in ran.err) == (2, True)
 
@@ -282,25 +281,28 @@ class Typist:
         os.write(self._ours, keys.encode())
         return self.until(end)
 
-    def leave(self) -> int:
-        """End what is left; return the exit code."""
-        code = self.child.wait(20)
+    def leave(self) -> None:
+        """Free what is left."""
+        self.child.wait(20)
         os.close(self._ours)
-        return code
 
 
-def test_lines_are_typed_continued_and_ended_at_a_terminal(tmp_path: Path) -> None:
-    letters = list(map(chr, range(32, 127)))
-    settings: dict[str, Any] = {"vocab": ["<end>", "\n", *letters], "control": [0], "order": 1}
-    toy = write_toy(tmp_path / "toy", **settings, n_ctx=4000, chat_template=CLEAR)
-    typist = Typist(toy)
+@pytest.fixture
+def typist(model: Path) -> Iterator[Typist]:
+    typist = Typist(model)
+    yield typist
+    typist.child.kill()
+    typist.leave()
+
+
+def test_lines_are_typed_continued_and_ended_at_a_terminal(typist: Typist) -> None:
     assert "/help lists the commands" in typist.until("\n> ")
     assert typist.types("Hel\\\n", "\n  ").count("Hel") == 1
     typist.types("lo\n", "\n> ")
     assert " of 4,000 tokens of context used" in typist.types("/stats\n", "\n> ")
     # u:Hel, a line break, lo; and the reply.
-    assert "specrs: 15 of" in typist.types("/stats\n", "\n> ")
+    assert "specrs: 14 of" in typist.types("/stats\n", "\n> ")
     typist.child.send_signal(signal.SIGINT)
     assert "specrs: Ctrl-D or /exit ends" in typist.until("\n> ")
     typist.types("\x04", "never shown")
-    assert typist.leave() == 0
+    assert typist.child.wait(20) == 0

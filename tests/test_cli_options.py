@@ -35,7 +35,9 @@ def test_one_line_break_at_the_end_of_standard_input_is_taken_off(
 def test_a_prompt_file_is_read_as_standard_input_is(toy: Path, run: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("Hello\n")
-    assert run("generate", toy, "--prompt-file", file).out == run("generate", toy, "-p", "Hello").out
+    assert (
+        run("generate", toy, "--prompt-file", file).out == run("generate", toy, "-p", "Hello").out
+    )
     ran = run("generate", toy, "--prompt-file", file, "-p", "x")
     assert (ran.code, "exclude each other" in ran.err) == (2, True)
 
@@ -178,7 +180,7 @@ def test_the_cache_is_listed_and_models_removed(
     ran = run("pull", "--remove", "gemma3-270m")
     assert (ran.code, ran.out) == (0, "")
     assert f"removed {tmp_path}/toy.gguf" in ran.err
-    assert set(os.listdir(tmp_path)) == {"other.gguf", "pull.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"other.gguf", "pull.lock"}
     assert "gemma3-270m was not here" in run("pull", "--remove", "gemma3-270m").err
 
 

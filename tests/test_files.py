@@ -38,7 +38,7 @@ def test_a_name_of_250_bytes_can_be_saved(tmp_path: Path, save: Callable[[Path],
     assert len(os.fsencode(LONG)) == 250
     save(tmp_path / LONG)
     save(tmp_path / LONG)  # and written over
-    assert os.listdir(tmp_path) == [LONG]
+    assert [path.name for path in tmp_path.iterdir()] == [LONG]
 
 
 def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None
         replace_file(path, parts())  # type: ignore[arg-type]
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["file"]
+    assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError) as missing:
         replace_file(tmp_path / "nowhere" / "file", [b"new"])
     assert missing.value.filename == str(tmp_path / "nowhere" / "file")
@@ -86,7 +86,7 @@ def test_bench_reads_prompts_with_any_separator(tmp_path: Path) -> None:
 
 
 def test_an_index_takes_a_long_history_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So Ctrl-C is heard in between, and the next call starts over."""
+    """So Ctrl-C is heard in between, and the next call goes on."""
     drafter, history = SuffixDecoding(), [i % 97 for i in range(50_000)]
     expected = drafter.propose(history, 8)
     assert len(expected) == 8
@@ -114,4 +114,4 @@ def test_an_index_takes_a_long_history_in_pieces(monkeypatch: pytest.MonkeyPatch
         drafter.propose(history, 8)
     assert drafter.propose(history, 8) == expected
     assert max(taken) < 20_000
-    assert sum(taken[2:]) == len(history)
+    assert taken[0] + sum(taken[2:]) == len(history)

@@ -111,7 +111,7 @@ def test_a_name_loads_the_model_that_pull_knows(
     monkeypatch.undo()
     with pytest.raises(ValueError, match="unknown model 'gpt-9'; known names are smollm2-135m"):
         Llama("gpt-9")
-    with pytest.raises(FileNotFoundError, match="missing.gguf: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"missing\.gguf: no such file"):
         Llama("missing.gguf")
 
 

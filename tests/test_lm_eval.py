@@ -43,7 +43,7 @@ def model(example: ModuleType, tiny: Callable[..., Path], threads: int) -> Any:
 def requests(kind: str, *arguments: Any) -> list[Any]:
     from lm_eval.api.instance import Instance
 
-    return [Instance(kind, {}, one, i) for i, one in enumerate(arguments)]  # type: ignore[arg-type]
+    return [Instance(kind, {}, one, i) for i, one in enumerate(arguments)]
 
 
 def test_loglikelihoods_are_scores(model: Any) -> None:
@@ -106,7 +106,9 @@ def test_a_conversation_becomes_the_ids_of_its_template(model: Any) -> None:
     llm: Llama = model.llm
     messages = [{"role": "user", "content": "the cat"}]
     text = model.apply_chat_template(messages)
-    assert model.encode(text) == [id_ for id_ in llm.chat_tokens(messages) if id_ != llm.tokenizer.bos]
+    assert model.encode(text) == [
+        id_ for id_ in llm.chat_tokens(messages) if id_ != llm.tokenizer.bos
+    ]
     begun = [*messages, {"role": "assistant", "content": "the mat"}]
     assert model.apply_chat_template(begun, add_generation_prompt=False).endswith("the mat")
 

@@ -60,7 +60,9 @@ def test_what_prompts_begin_with_is_evaluated_once(
 
     monkeypatch.setattr(Llama, "forward_many", counting)
     found = toy.score_many(prompts, ["ab", "b", "cd", "a"] * 3)
-    assert [score.tokens for score in found[:4]] == [toy.tokenize(t) for t in ("ab", "b", "cd", "a")]
+    assert [score.tokens for score in found[:4]] == [
+        toy.tokenize(t) for t in ("ab", "b", "cd", "a")
+    ]
     # A hundred once, outside; then three letters of a question, and what its answers have but for
     # their last letters.
     assert sum(rows) == 3 * (3 + 2)

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,15 +38,15 @@ def llm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Llama:
     ],
 )
 def test_what_ended_a_text_is_told(
-    llm: Llama, options: dict[str, object], reason: str, matched: object
+    llm: Llama, options: dict[str, Any], reason: str, matched: object
 ) -> None:
-    stream = llm.stream("abc", **options)  # type: ignore[arg-type]
+    stream = llm.stream("abc", **options)
     out = stream.collect()
     assert (out.finish_reason, out.matched_stop) == (reason, matched)
     assert stream.matched_stop == matched
     (many,) = llm.generate_many(["abc"], **options)
     assert (many.matched_stop, many.text) == (matched, out.text)
-    drafted = llm.generate("abc", drafter=Scripted([0, 0, 0, *SCRIPT.values()]), **options)  # type: ignore[arg-type]
+    drafted = llm.generate("abc", drafter=Scripted([0, 0, 0, *SCRIPT.values()]), **options)
     assert drafted.matched_stop == matched
 
 
@@ -174,9 +175,9 @@ def test_a_callback_may_close_its_own_stream(llm: Llama, who: str) -> None:
     class Closing:
         propose = staticmethod(close)
 
-    options = {"drafter": Closing()} if who == "drafter" else {"progress": close}
+    options: Any = {"drafter": Closing()} if who == "drafter" else {"progress": close}
     session = llm.session()
-    stream = llm.stream("abc", session=session, **options)  # type: ignore[arg-type]
+    stream = llm.stream("abc", session=session, **options)
     assert len(list(stream)) <= 1
     assert llm.generate("abc", session=session, max_tokens=2).text == "de"
 

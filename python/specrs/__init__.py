@@ -6,6 +6,7 @@
 >>> out.text, out.stats.tokens_per_second
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from . import attention as attention
@@ -41,9 +42,7 @@ from .speculation.suffix import SuffixCorpus as SuffixCorpus
 from .speculation.suffix import SuffixDecoding as SuffixDecoding
 
 __all__ = [
-    "__version__",
     "AdaptiveLength",
-    "attention",
     "Batch",
     "BatchError",
     "BatchInterrupted",
@@ -52,16 +51,14 @@ __all__ = [
     "Completion",
     "ContextOverflow",
     "Draft",
-    "Drafter",
     "DraftModel",
+    "Drafter",
     "FixedLength",
     "GgufError",
     "LengthPolicy",
     "Llama",
     "PromptLookup",
-    "pull",
     "Replay",
-    "replay",
     "Request",
     "Sampling",
     "Score",
@@ -73,16 +70,23 @@ __all__ = [
     "TemplateError",
     "TokenLogprob",
     "Trace",
+    "__version__",
+    "attention",
+    "pull",
+    "replay",
 ]
 
 __version__: str
 
-if not TYPE_CHECKING:  # type checkers would believe that it knows every name
+if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> str:
-        # Reading the installed version takes about as long as all the imports above.
-        if name == "__version__":
+    class _Package(type(sys)):
+        # Reading the installed version takes about as long as all the imports above. A function
+        # __getattr__ would do the same, and stand in the middle of help(specrs).
+        @property
+        def __version__(self) -> str:
             from importlib.metadata import version
 
             return version("specrs")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    sys.modules[__name__].__class__ = _Package

@@ -97,9 +97,7 @@ class Llama(ScoredTexts, ManyTexts):
             checked_positive("n_ctx", n_ctx)
         if not self.path.exists():
             self.path = pull(path)
-        self._loaded: Model | None = Model(
-            self.path, n_ctx=n_ctx, threads=threads, device=device
-        )
+        self._loaded: Model | None = Model(self.path, n_ctx=n_ctx, threads=threads, device=device)
         self.tokenizer: Tokenizer = self._model.tokenizer
         self.n_ctx = self._model.n_ctx
         self.n_vocab = self._model.n_vocab
@@ -300,6 +298,7 @@ class Llama(ScoredTexts, ManyTexts):
             progress: Called as `progress(done, total)` after every piece of a long prompt; an
                 exception that it raises ends the generation.
             trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
+            **unknown: Nothing else; the error says what it is called here.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
         leaves no room in the context. While it runs: what goes wrong in the drafter, by its name.

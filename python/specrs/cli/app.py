@@ -56,8 +56,9 @@ def main() -> None:
     _write_any_text(sys.stdout)
     try:
         with warnings.catch_warnings():
+            # To who uses a command, a place in code says nothing.
             warnings.simplefilter("default", UserWarning)
-            warnings.showwarning = _note
+            warnings.showwarning = lambda message, *_, **__: _note(str(message))
             code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -86,9 +87,8 @@ def _write_any_text(stream: TextIO) -> None:
         stream.reconfigure(errors="surrogateescape" if utf8 else "replace")
 
 
-def _note(message: Warning | str, *_: object) -> None:
-    """Show a warning as what it is to the user of a command: a line, without a place in code."""
-    print(f"specrs: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+def _note(message: str) -> None:
+    print(f"specrs: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def _mistake(message: str) -> int:

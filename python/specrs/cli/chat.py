@@ -12,6 +12,7 @@ import typer
 
 import specrs
 
+from ..text import Chunk
 from .conversation import Conversation
 from .decoding import (
     DRAFTER_HELP,
@@ -143,7 +144,7 @@ class Terminal:
             yield "\n".join([*lines, line])
             lines.clear()
 
-    def show(self, chunk: specrs.Chunk) -> None:
+    def show(self, chunk: Chunk) -> None:
         """Write a piece of a reply; accepted draft tokens are green."""
         from rich.text import Text
 
@@ -169,7 +170,7 @@ class Pipe:
         except UnicodeError as error:
             raise not_utf8(error) from None
 
-    def show(self, chunk: specrs.Chunk) -> None:
+    def show(self, chunk: Chunk) -> None:
         """Write a piece of a reply."""
         print(chunk.text, end="", flush=True)
 

@@ -75,9 +75,7 @@ NumDraftTokens = Annotated[
 ]
 
 
-def sampling_of(
-    seed: str | None, logit_bias: list[str] | None, **settings: Any
-) -> specrs.Sampling:
+def sampling_of(seed: str | None, logit_bias: list[str] | None, **settings: Any) -> specrs.Sampling:
     """Return the settings the user gave."""
     values = given(**settings, logit_bias=biases_of(logit_bias))
     if seed is not None:

@@ -13,6 +13,7 @@ import typer
 
 import specrs
 
+from ..llama import Llama
 from .decoding import (
     DRAFTER_HELP,
     DrafterName,
@@ -146,7 +147,7 @@ def generate(
         str | None,
         typer.Option(
             help="What a prompt looks at: dense, auto, or a pattern as 'SinkWindow(window=512)'.",
-            show_default=default_of(specrs.Llama.stream, "attention"),
+            show_default=default_of(Llama.stream, "attention"),
         ),
     ] = None,
     source: Annotated[
@@ -162,7 +163,7 @@ def generate(
         typer.Option(
             min=1,
             help="Prompts of --input that run at once.",
-            show_default=default_of(specrs.Llama.batch, "max_requests"),
+            show_default=default_of(Llama.batch, "max_requests"),
         ),
     ] = None,
     n_ctx: NCtx = None,

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from glob import escape, glob
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +24,14 @@ def default_of(function: Callable[..., Any], name: str) -> str:
 
 def complete_model(incomplete: str) -> list[str]:
     """Complete a model in a shell: known names, folders, and model files."""
-    paths = [Path(path) for path in sorted(glob(f"{escape(incomplete)}*"))]
-    files = [f"{path}/" if path.is_dir() else str(path) for path in paths]
-    names = [name for name in MODELS if name.startswith(incomplete)]
-    return names + [file for file in files if file.endswith(("/", ".gguf"))]
+    found = [name for name in MODELS if name.startswith(incomplete)]
+    begun = incomplete.rpartition("/")[2]
+    folder = incomplete.removesuffix(begun)
+    with suppress(OSError):
+        for path in sorted(Path(folder or ".").iterdir()):
+            if path.name.startswith(begun) and (path.is_dir() or path.suffix == ".gguf"):
+                found.append(f"{folder}{path.name}{'/' if path.is_dir() else ''}")
+    return found
 
 
 # Options that reach the library under their own names; None leaves the choice to it.

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -281,6 +282,13 @@ class Typist:
         os.write(self._ours, keys.encode())
         return self.until(end)
 
+    def interrupts(self) -> None:
+        """Press Ctrl-C until it is noticed: readline misses it while it shows its prompt."""
+        ready: list[Any] = []
+        while not ready:
+            self.child.send_signal(signal.SIGINT)
+            ready, _, _ = select.select([self._ours], [], [], 0.3)
+
     def leave(self) -> None:
         """Free what is left."""
         self.child.wait(20)
@@ -302,7 +310,7 @@ def test_lines_are_typed_continued_and_ended_at_a_terminal(typist: Typist) -> No
     assert " of 4,000 tokens of context used" in typist.types("/stats\n", "\n> ")
     # u:Hel, a line break, lo; and the reply.
     assert "specrs: 14 of" in typist.types("/stats\n", "\n> ")
-    typist.child.send_signal(signal.SIGINT)
+    typist.interrupts()
     assert "specrs: Ctrl-D or /exit ends" in typist.until("\n> ")
     typist.types("\x04", "never shown")
     assert typist.child.wait(20) == 0

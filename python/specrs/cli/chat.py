@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -118,9 +119,8 @@ class Terminal:
     """Somebody who reads and types; Ctrl-C stops a reply."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self._out = Console(highlight=False, soft_wrap=True)
+        # https://no-color.org
+        self._colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         with suppress(ImportError):  # not everywhere; without it there are no keys to edit with
             import readline  # noqa: F401 - input() uses it
 
@@ -146,11 +146,11 @@ class Terminal:
 
     def show(self, chunk: Chunk) -> None:
         """Write a piece of a reply; accepted draft tokens are green."""
-        from rich.text import Text
-
         # A model may say anything, and the terminal is not to obey it.
-        text = Text(printable(chunk.text, keep="\n\t"), "green" if chunk.from_draft else "")
-        self._out.print(text, end="")
+        text = printable(chunk.text, keep="\n\t")
+        if text and chunk.from_draft and self._colours:
+            text = f"\x1b[32m{text}\x1b[0m"
+        print(text, end="", flush=True)
 
     def stoppable(self) -> AbstractContextManager[None]:
         """Let Ctrl-C stop the reply and nothing else."""

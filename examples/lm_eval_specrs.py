@@ -171,9 +171,7 @@ class SpecrsLM(LM):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )
-        tokenizer = self.llm.tokenizer
-        text_ids = ids[1:] if ids[:1] == [tokenizer.bos] else ids
-        return self.llm.detokenize(text_ids, skip_special_tokens=False)
+        return self.llm.detokenize(ids, skip_special_tokens=False)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return the template that is used, for the harness's records."""

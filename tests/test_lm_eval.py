@@ -68,7 +68,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(model: Any) -> None:
 
 def test_rolling_takes_every_token_once(model: Any) -> None:
     llm: Llama = model.llm
-    short, long = "the cat sat", "the cat sat on the mat and the world " * 12
+    short, long = "the cat sat", "the cat sat on the mat and the world " * 9
     first, second = model.loglikelihood_rolling(
         requests("loglikelihood_rolling", (short,), (long,))
     )
@@ -106,9 +106,7 @@ def test_a_conversation_becomes_the_ids_of_its_template(model: Any) -> None:
     llm: Llama = model.llm
     messages = [{"role": "user", "content": "the cat"}]
     text = model.apply_chat_template(messages)
-    assert model.encode(text) == [
-        id_ for id_ in llm.chat_tokens(messages) if id_ != llm.tokenizer.bos
-    ]
+    assert model.encode(text) == llm.chat_tokens(messages)
     begun = [*messages, {"role": "assistant", "content": "the mat"}]
     assert model.apply_chat_template(begun, add_generation_prompt=False).endswith("the mat")
 

@@ -23,6 +23,7 @@ PYTHON_ORDER = {
     "": [
         "_specrs",
         "arguments",
+        "structured",
         "sampling",
         "attention",
         "speculation",
@@ -39,11 +40,13 @@ PYTHON_ORDER = {
         "cli",
         "__main__",
     ],
+    "structured": ["grammar", "constraint", "compiler", "__init__"],
     "attention": ["patterns", "choice", "fidelity", "compare", "__init__"],
     "speculation": [
         "drafters",
         "suffix",
         "draft_model",
+        "forced",
         "length",
         "propose",
         "costs",

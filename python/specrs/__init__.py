@@ -35,10 +35,12 @@ from .speculation.drafters import Chain as Chain
 from .speculation.drafters import Draft as Draft
 from .speculation.drafters import Drafter as Drafter
 from .speculation.drafters import PromptLookup as PromptLookup
+from .speculation.forced import ForcedTokens as ForcedTokens
 from .speculation.length import FixedLength as FixedLength
 from .speculation.length import LengthPolicy as LengthPolicy
 from .speculation.suffix import SuffixCorpus as SuffixCorpus
 from .speculation.suffix import SuffixDecoding as SuffixDecoding
+from .structured.grammar import Grammar as Grammar
 
 __version__: str
 

@@ -43,6 +43,16 @@ def checked_count(name: str, value: Any, least: int = 0, most: int = MOST - 1) -
     return count
 
 
+def checked_tokens(name: str, value: Any, n_vocab: int, wanted: str = "an int") -> int:
+    """Return `value`, how many tokens of the vocabulary; TypeError or ValueError otherwise."""
+    count = checked_int(name, value, wanted)
+    if not 0 <= count <= n_vocab:
+        raise ValueError(
+            f"{name} must be from 0 to {n_vocab}, the size of the vocabulary, not {count}"
+        )
+    return count
+
+
 def checked_number(name: str, value: Any) -> float:
     """Return `value` as a float; TypeError for anything but a real number, bool included."""
     if not isinstance(value, Real) or isinstance(value, bool):

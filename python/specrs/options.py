@@ -9,6 +9,7 @@ from .attention.choice import Attention
 from .sampling import Sampling
 from .speculation.drafters import Drafter
 from .speculation.length import LengthPolicy
+from .structured.grammar import Grammar
 
 if TYPE_CHECKING:
     from ._specrs import Session
@@ -26,6 +27,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     skip_special_tokens: bool
     logprobs: int | None
+    grammar: Grammar | None
     session: Session | None
     attention: Attention
     progress: Callable[[int, int], object] | None

@@ -401,6 +401,7 @@ def test_readme_has_the_two_commands(command: str) -> None:
         ("README.md", 2, "tokens per call"),
         ("docs/chat.md", 4, "bits per byte"),
         ("docs/batch.md", 2, "passes for"),
+        ("docs/structured.md", 1, "tokens were forced"),
     ],
 )
 def test_code_of_pages_runs(

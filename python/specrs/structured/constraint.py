@@ -56,10 +56,15 @@ class Constraint:
         return self._matcher.validate_tokens([token]) == 1
 
     def allowed(self, draft: Sequence[int]) -> int:
-        """Return how many of the first ids of `draft` may come next, one after the other."""
+        """Return how many of the first ids of `draft` may come next, one after the other.
+
+        Of what is forced only later on, other tokens of the same text pass as well.
+        """
         if self.complete or not draft:
             return 0
-        return self._matcher.validate_tokens(list(draft))
+        pairs = zip(draft, self.forced(), strict=False)
+        other = next((i for i, (token, forced) in enumerate(pairs) if token != forced), None)
+        return self._matcher.validate_tokens(list(draft)) if other is None else other
 
     def masked(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return `logits` [n_vocab] with -inf for every token that may not come next."""

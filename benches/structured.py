@@ -158,7 +158,9 @@ def measure(llm: specrs.Llama, rounds: int, sampling: specrs.Sampling) -> dict[s
             seconds[name].append(statistics.median(times[name]))
         seconds.setdefault("again", []).append(repeats)
     print(file=sys.stderr)
-    figures = {f"{name}, ms/token": 1000 * sum(seconds[name]) / made for name in ("same ids", *drafters)}
+    figures = {
+        f"{name}, ms/token": 1000 * sum(seconds[name]) / made for name in ("same ids", *drafters)
+    }
     plain = sum(seconds["masks"])
     return figures | {
         "cost of masks, %": 100 * (plain / sum(seconds["same ids"]) - 1),

@@ -11,8 +11,8 @@ from typing import Any
 Schema = dict[str, Any]
 
 
-def record(required: int | None = None, **properties: Any) -> Schema:
-    """Return the schema of an object with these properties, the first ones required, and no other."""
+def record(required: int | None = None, /, **properties: Any) -> Schema:
+    """Return the schema of an object with these properties alone, the first ones required."""
     return {
         "type": "object",
         "properties": properties,
@@ -87,7 +87,9 @@ OBJECTS: dict[str, Schema] = {
     "none": record(),
     "optional": record(0, a={"type": "integer"}, b={"type": "boolean"}, c={"type": "null"}),
     "last optional": record(1, kind={"const": "k"}, note={"type": "string", "maxLength": 4}),
-    "keys to escape": record(**{'a"b': {"type": "null"}, "é": {"type": "null"}, "": {"const": 1}}),
+    "keys to escape": record(
+        None, **{'a"b': {"type": "null"}, "é": {"type": "null"}, "": {"const": 1}}
+    ),
     "map": {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3},
     "named keys": {
         "type": "object",
@@ -100,7 +102,7 @@ OBJECTS: dict[str, Schema] = {
         "$ref": "#/$defs/node",
     },
     "deep": record(a=record(b=record(c=record(d=record(e={"type": "integer"}))))),
-    "wide": record(**{f"property {i}": {"type": "boolean"} for i in range(40)}),
+    "wide": record(None, **{f"property {i}": {"type": "boolean"} for i in range(40)}),
     "any of": {"anyOf": [record(a={"type": "integer"}), record(b={"type": "null"})]},
     "one of": {"oneOf": [record(kind={"const": "a"}), record(kind={"const": "b"})]},
     "all of": {
@@ -140,5 +142,7 @@ def definitions(name: str, schema: Schema, most: int) -> Iterator[tuple[str, Sch
     for key in ("$defs", "definitions"):
         for part in list(schema.get(key, {}))[:most]:
             if "/" not in part and "~" not in part and "%" not in part:
-                whole = {k: v for k, v in schema.items() if k in ("$defs", "definitions", "$schema")}
+                whole = {
+                    k: v for k, v in schema.items() if k in ("$defs", "definitions", "$schema")
+                }
                 yield f"{name}: {part}", {**whole, "$ref": f"#/{key}/{part}"}

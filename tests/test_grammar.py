@@ -54,7 +54,7 @@ def test_a_grammar_is_a_value() -> None:
 def test_its_repr_tells_it_apart_and_stays_short() -> None:
     assert repr(Grammar.regex("a+")) == "Grammar.regex('a+')"
     assert repr(Grammar.json(compact=False)) == (
-        "Grammar.json_schema('{\"type\":\"object\"}', compact=False)"
+        'Grammar.json_schema(\'{"type":"object"}\', compact=False)'
     )
     long = [Grammar.regex("a" * 300 + end) for end in "bc"]
     assert len({*map(repr, long)}) == 2
@@ -68,7 +68,7 @@ def test_its_repr_tells_it_apart_and_stays_short() -> None:
         (Grammar.json_schema, int, TypeError, "schema must be a dict"),
         (Grammar.json_schema, "[1]", TypeError, "schema must be a dict"),
         (Grammar.json_schema, "{", ValueError, "the JSON schema is no JSON: .* column"),
-        (Grammar.json_schema, {"a": object()}, TypeError, "not JSON serializable"),
+        (Grammar.json_schema, {"a": object()}, TypeError, "must be a dict.* not {'a'"),
         (Grammar.json_schema, {"minimum": float("nan")}, ValueError, "not JSON compliant"),
         (Grammar.json_schema, {"type": "thing"}, ValueError, "schema cannot be compiled: .*thing"),
         (Grammar.json_schema, {"type": 5}, ValueError, "cannot be compiled"),
@@ -77,7 +77,7 @@ def test_its_repr_tells_it_apart_and_stays_short() -> None:
         (Grammar.json_schema, {"$ref": "https://example.com/x"}, ValueError, "cannot be compiled"),
         (Grammar.json_schema, {"type": "string", "contains": 1}, ValueError, "contains"),
         (Grammar.json_schema, {"pattern": "(?=a)", "type": "string"}, ValueError, "look"),
-        (Grammar.json_schema, {"const": "\ud800"}, ValueError, "surrogate"),
+        (Grammar.json_schema, {"const": "\ud800"}, ValueError, "cannot be compiled: .*escape"),
         (Grammar.json_schema, "\ud800", ValueError, "schema is no valid Unicode"),
         (Grammar.regex, "(a", ValueError, "regular expression cannot be compiled: .*unclosed"),
         (Grammar.regex, r"(a)\1", ValueError, "backreference"),
@@ -108,25 +108,22 @@ def cyclic() -> dict[str, Any]:
     return schema
 
 
+def optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(count)}}
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (lambda: nested(500), "cannot be compiled|nested too deeply"),
+        (lambda: nested(500), "cannot be compiled"),
         (lambda: nested(100_000), "nested too deeply"),
         (lambda: "[" * 100_000, "nested too deeply"),
-        (cyclic, "(?i)circular|contains itself"),
+        (cyclic, "Circular reference"),
         (lambda: {"enum": ["x" * 1000 + str(i) for i in range(2000)]}, "at most 1048576"),
-        (lambda: {"type": "string", "pattern": "(a{1000}){1000}"}, "cannot be compiled"),
-        (
-            lambda: {"type": "array", "minItems": 10**9, "items": {"type": "integer"}},
-            "cannot be compiled",
-        ),
-        (
-            lambda: {"type": "array", "minItems": 99_000, "items": nested(20)},
-            "cannot be compiled",
-        ),
+        (lambda: optional(20_000), "too large"),
+        (lambda: {"allOf": [{"$ref": "#"}] * 50, "properties": {"a": {}}}, "cannot be compiled"),
     ],
-    ids=["deep", "deeper", "deep text", "cyclic", "long", "pattern", "items", "product"],
+    ids=["deep", "deeper", "text", "cyclic", "long", "many", "all of"],
 )
 def test_a_schema_that_explodes_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -54,7 +54,7 @@ GRAMMARS = {
     "open": Grammar.regex("[a-z ]*"),
 }
 
-SAMPLINGS = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy, logprobs": {"logprobs": 2},
     "penalties": {"sampling": Sampling(repetition_penalty=1.3, frequency_penalty=0.2)},
@@ -68,13 +68,15 @@ SAMPLINGS = {
 
 @pytest.fixture(scope="module", params=["bpe", "spm"])
 def llm(request: pytest.FixtureRequest, tiny: Callable[..., Path], threads: int) -> Llama:
-    return Llama(tiny(tokenizer=request.param), threads=threads)
+    return Llama(tiny(tokenizer=request.param, n_ctx=2048), threads=threads)
 
 
 @pytest.fixture(scope="module")
 def small(llm: Llama, tiny: Callable[..., Path], threads: int) -> DraftModel:
     kind = "bpe" if llm.tokenizer.add_bos is False else "spm"
-    return DraftModel(Llama(tiny(tokenizer=kind, n_layer=1), threads=threads), num_draft_tokens=4)
+    return DraftModel(
+        Llama(tiny(tokenizer=kind, n_ctx=2048, n_layer=1), threads=threads), num_draft_tokens=4
+    )
 
 
 def same(result: Completion, wanted: Completion) -> bool:
@@ -163,7 +165,7 @@ def test_the_text_may_end_exactly_at_the_limit(llm: Llama, drafter: Any) -> None
 
 
 def favouring(*tokens: int) -> Sampling:
-    return Sampling(logit_bias={token: 1000.0 for token in tokens})
+    return Sampling(logit_bias=dict.fromkeys(tokens, 1000.0))
 
 
 def test_an_end_comes_only_where_the_grammar_accepts(llm: Llama) -> None:
@@ -243,7 +245,10 @@ def test_a_processor_cannot_let_in_what_is_forbidden(llm: Llama) -> None:
         assert np.isinf(logits).any()
         return np.arange(len(logits), dtype=np.float32)
 
-    options: Any = {"grammar": Grammar.regex("[0-9]{9}"), "sampling": Sampling(logits_processor=processor)}
+    options: Any = {
+        "grammar": Grammar.regex("[0-9]{9}"),
+        "sampling": Sampling(logits_processor=processor),
+    }
     out = llm.generate(PROMPT, **options)
     assert re.fullmatch("[0-9]{9}", out.text)
     assert same(llm.generate(PROMPT, drafter=ForcedTokens(), **options), out)
@@ -264,7 +269,20 @@ def test_a_grammar_is_checked_before_any_work(llm: Llama) -> None:
     with pytest.raises(TypeError, match=r"grammar must be a specrs.Grammar.* not 'json'"):
         llm.stream(PROMPT, grammar="json")  # type: ignore[arg-type]
     with llm.batch() as batch, pytest.raises(TypeError, match="grammar must be"):
-        batch.add(PROMPT, grammar={})  # type: ignore[typeddict-item]
+        batch.add(PROMPT, grammar={})  # type: ignore[arg-type]
+
+
+def test_one_that_grows_too_complex_ends_its_own_generation_only(llm: Llama) -> None:
+    names = {f"p{i}": {"type": "null"} for i in range(2500)}
+    grammar = Grammar.json_schema({"type": "object", "properties": names})
+    with pytest.raises(ValueError, match=r"the grammar cannot be followed: .*items"):
+        llm.generate(PROMPT, grammar=grammar)
+    with llm.batch() as batch:
+        wrong = batch.add(PROMPT, grammar=grammar)
+        right = batch.add(PROMPT, grammar=Grammar.regex("the cat"))
+        with pytest.raises(ValueError, match="the grammar cannot be followed"):
+            wrong.result()
+        assert right.result().text == "the cat"
 
 
 def test_a_reply_begins_with_what_the_grammar_begins_with(llm: Llama) -> None:

@@ -297,7 +297,9 @@ class Llama(ManyTexts):
             end_ids.update(self.tokenizer.end_ids)
         decoder = self.tokenizer.stream(
             # Only a new reply of a chat begins a text; to a grammar every space counts.
-            continuing=not isinstance(prompt, ChatTokens) or prompt.continued or grammar is not None,
+            continuing=not isinstance(prompt, ChatTokens)
+            or prompt.continued
+            or grammar is not None,
             skip_special_tokens=checked_bool("skip_special_tokens", skip_special_tokens),
         )
         writer = TextWriter(decoder, stops, end_ids)

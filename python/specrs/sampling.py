@@ -311,7 +311,7 @@ class Picker:
         return self._pick(constraint.masked(row))
 
     def _accepted(self, token: int, constraint: Constraint) -> bool:
-        """Whether the grammar allows what the model would choose; remember how often it does not."""
+        """Whether the grammar allows what the model would choose; remember how often not."""
         accepted = constraint.allows(token)
         self._refusals += 0.1 * ((not accepted) - self._refusals)
         return accepted

@@ -78,6 +78,7 @@ class Compiler:
         matcher: LLMatcher = library().LLMatcher(
             self._vocabulary, grammar.definition(), log_level=0, limits=limits()
         )
+        matcher.compute_bitmask()  # finds out what is too complex from the beginning
         if matcher.is_error():
             raise ValueError(f"the grammar cannot be compiled: {matcher.get_error()}")
         return matcher

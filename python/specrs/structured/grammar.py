@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from reprlib import repr as shortened
@@ -63,13 +62,16 @@ class Grammar:
             raise ValueError(
                 f"{name} has {len(self.source)} characters; at most {MOST_CHARACTERS} are compiled"
             )
-        reason = _fault(self.definition())
+        try:
+            reason = _fault(self.definition())
+        except ValueError as error:  # text that is no Unicode, spelled in JSON
+            reason = str(error)
         if reason:
             raise ValueError(f"{name} cannot be compiled: {reason}")
 
     @classmethod
     def json_schema(cls, schema: Any, *, compact: bool = True) -> Grammar:
-        """Return the grammar of all JSON texts that a schema allows, keys in the order it names them.
+        """Return the grammar of JSON that obeys a schema, keys in the order it names them.
 
         Args:
             schema: A dict, JSON text, or a pydantic model class.
@@ -147,7 +149,7 @@ def limits() -> LLParserLimits:
 
 @cache
 def _bytes() -> LLTokenizer:
-    """Return a vocabulary of single bytes, with which a grammar is tried before there is a model."""
+    """Return a vocabulary of bytes, with which a grammar is tried before there is a model."""
     made: LLTokenizer = library().LLTokenizer("byte")
     return made
 
@@ -180,13 +182,15 @@ def _schema_text(schema: Any) -> str:
             schema = json.loads(checked_text("schema", schema))
         if isinstance(schema, bool):
             schema = {} if schema else {"not": {}}
-        if not isinstance(schema, Mapping):
-            raise TypeError(
-                f"schema must be a dict, JSON text or a pydantic model class, "
-                f"not {shortened(schema)}"
-            )
-        return json.dumps(dict(schema), separators=(",", ":"), allow_nan=False)
+        text = json.dumps(schema, separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise ValueError("the JSON schema is nested too deeply, or contains itself") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"the JSON schema is no JSON: {error}") from None
+    except TypeError:
+        text = ""
+    if not text.startswith("{"):
+        raise TypeError(
+            f"schema must be a dict, JSON text or a pydantic model class, not {shortened(schema)}"
+        )
+    return text

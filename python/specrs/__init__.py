@@ -35,18 +35,27 @@ from .speculation.drafters import Chain as Chain
 from .speculation.drafters import Draft as Draft
 from .speculation.drafters import Drafter as Drafter
 from .speculation.drafters import PromptLookup as PromptLookup
-from .speculation.forced import ForcedTokens as ForcedTokens
 from .speculation.length import FixedLength as FixedLength
 from .speculation.length import LengthPolicy as LengthPolicy
 from .speculation.suffix import SuffixCorpus as SuffixCorpus
 from .speculation.suffix import SuffixDecoding as SuffixDecoding
-from .structured.grammar import Grammar as Grammar
 
 __version__: str
 
-if not TYPE_CHECKING:  # type checkers would believe that it knows every name
+if TYPE_CHECKING:
+    from .speculation.forced import ForcedTokens as ForcedTokens
+    from .structured.grammar import Grammar as Grammar
+else:  # type checkers would believe that it knows every name
 
-    def __getattr__(name: str) -> str:
+    def __getattr__(name: str) -> object:
+        if name == "Grammar":  # only some programs need it
+            from .structured.grammar import Grammar
+
+            return Grammar
+        if name == "ForcedTokens":
+            from .speculation.forced import ForcedTokens
+
+            return ForcedTokens
         # Reading the installed version takes about as long as all the imports above.
         if name == "__version__":
             from importlib.metadata import version

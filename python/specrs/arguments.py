@@ -17,6 +17,12 @@ NO_TOKEN_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)
 MOST = 1 << 31
 
 
+def check_kind(name: str, value: object, wanted: type) -> None:
+    """Raise TypeError unless `value` is of a class of specrs."""
+    if not isinstance(value, wanted):
+        raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")
+
+
 def checked_int(name: str, value: Any, wanted: str = "an int") -> int:
     """Return `value` as an int; TypeError for anything but an integer, bool included."""
     if not isinstance(value, bool):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ._specrs import Model, Session, Tokenizer
 from .arguments import (
     NO_TOKEN_IDS,
+    check_kind,
     checked_bool,
     checked_int,
     checked_path,
@@ -38,8 +39,6 @@ from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
 from .speculation.drafters import Drafter
 from .speculation.length import LengthPolicy
-from .structured.compiler import Compiler
-from .structured.grammar import Grammar
 from .text import TextWriter
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._specrs import Lease
+    from .structured.compiler import Compiler
+    from .structured.grammar import Grammar
 
     # Session, token ids, and after how many of the last something is wanted.
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
@@ -95,7 +96,6 @@ class Llama(ManyTexts):
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
         self.windows = self._model.windows
         self._cost = MeasuredCost()  # of forwards, learned by all generations together
-        self._compiler = Compiler(self.tokenizer, self.n_vocab)
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -113,6 +113,12 @@ class Llama(ManyTexts):
     @cached_property
     def _chat_format(self) -> ChatFormat:
         return ChatFormat(self.tokenizer)
+
+    @cached_property
+    def _compiler(self) -> Compiler:
+        from .structured.compiler import Compiler
+
+        return Compiler(self.tokenizer, self.n_vocab)
 
     def tokenize(
         self, text: str, add_bos: bool | None = None, parse_special: bool = False
@@ -256,8 +262,7 @@ class Llama(ManyTexts):
             skip_special_tokens: Leave control tokens out of the text.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
-            grammar: What the text must be, such as `Grammar.json_schema(...)`; where nothing can
-                follow it ends with "stop". What `logprobs` tells is the model's, without it.
+            grammar: What the text must be, such as `Grammar.json()`; `logprobs` are those without.
             session: Continue here: what it shares with the prompt, as exact as it is wanted, is not
                 evaluated again, and it holds prompt and result afterwards, without the last token.
                 From the first chunk to the last it is leased: whoever else wants to change it, or
@@ -267,7 +272,7 @@ class Llama(ManyTexts):
                 pattern changes depends on the text: `specrs.attention.compare` measures it.
                 Generated tokens always look at everything.
             progress: Called as `progress(done, total)` after each piece of a prompt; may raise.
-            trace: Keep the steps in `Completion.trace`, for `replay` or a file.
+            trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
         leaves no room in the context. While it runs: what goes wrong in the drafter, by its name.
@@ -277,7 +282,7 @@ class Llama(ManyTexts):
             max_tokens = checked_int("max_tokens", max_tokens, "an int or None")
         nothing_to_do = room(len(ids), self.n_ctx, max_tokens, self._model.n_ctx_train) == 0
         stops = checked_stop(stop)
-        _require("sampling", sampling, Sampling)
+        check_kind("sampling", sampling, Sampling)
         sampling.check_vocabulary(self.n_vocab)
         sampling = sampling.seeded()
         if logprobs is not None:
@@ -297,9 +302,7 @@ class Llama(ManyTexts):
             end_ids.update(self.tokenizer.end_ids)
         decoder = self.tokenizer.stream(
             # Only a new reply of a chat begins a text; to a grammar every space counts.
-            continuing=not isinstance(prompt, ChatTokens)
-            or prompt.continued
-            or grammar is not None,
+            continuing=bool(grammar) or not isinstance(prompt, ChatTokens) or prompt.continued,
             skip_special_tokens=checked_bool("skip_special_tokens", skip_special_tokens),
         )
         writer = TextWriter(decoder, stops, end_ids)
@@ -401,7 +404,7 @@ class Llama(ManyTexts):
     def _checked_session(self, session: Session | None) -> Session:
         if session is None:
             return self.session()
-        _require("session", session, Session)
+        check_kind("session", session, Session)
         try:
             self.session().restore(session.snapshot())
         except ValueError:
@@ -415,8 +418,3 @@ class Llama(ManyTexts):
             f"Llama({str(self.path)!r}, n_ctx={self.n_ctx}, threads={self.threads}, "
             f"device={self.device!r})"
         )
-
-
-def _require(name: str, value: object, wanted: type) -> None:
-    if not isinstance(value, wanted):
-        raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")

@@ -9,10 +9,10 @@ from .attention.choice import Attention
 from .sampling import Sampling
 from .speculation.drafters import Drafter
 from .speculation.length import LengthPolicy
-from .structured.grammar import Grammar
 
 if TYPE_CHECKING:
     from ._specrs import Session
+    from .structured.grammar import Grammar
 
 
 class Options(TypedDict, total=False):

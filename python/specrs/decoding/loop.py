@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from .._specrs import ContextOverflow
 from ..attention.choice import Attention
 from ..sampling import Picker, Sampling
 from ..speculation.drafters import Chain, Draft, Drafter, common_prefix
-from ..speculation.forced import ForcedTokens
 from ..speculation.length import LengthPolicy
 from ..speculation.propose import call_policy, members_of
-from ..structured.compiler import Compiled
 from .step import Answer, Evaluation, FinishReason, Proposal, Step
 from .verify import verify
+
+if TYPE_CHECKING:
+    from ..structured.compiler import Compiled
 
 
 def room(
@@ -105,6 +107,8 @@ class Generation:
         if coupled is not None:
             drafter = coupled(sampling, len(tokens))
         if drafter is not None and constraint is not None:
+            from ..speculation.forced import ForcedTokens
+
             drafter = Chain(ForcedTokens(constraint), *members_of(drafter))
         start = cached
         finish_reason: FinishReason | None = None if len(tokens) < limit else "length"

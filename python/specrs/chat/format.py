@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .._specrs import Tokenizer
 from ..arguments import checked_bool
+from ..text import Decoder, TextWriter
+from .formats import MarkedDecoder, Marks, ReasoningFormat
 from .messages import checked_messages, checked_tools, checked_variables
+from .reading import ReplyReader, ReplyRules
 from .template import Message, render
+from .tools import call_ids, checked_choice, schemas_of
 
 
 class ChatTokens(list[int]):
@@ -17,11 +21,31 @@ class ChatTokens(list[int]):
 
     Attributes:
         continued: Whether what follows goes on with a text, or begins one.
+        rules: What is looked for in the reply.
     """
 
-    def __init__(self, ids: Sequence[int], continued: bool) -> None:
+    def __init__(self, ids: Sequence[int], continued: bool, rules: ReplyRules) -> None:
         super().__init__(ids)
         self.continued = continued
+        self.rules = rules
+
+    @property
+    def end_ids(self) -> set[int]:
+        """Tokens that end the reply, though the file does not say so."""
+        end = self.rules.marks.end_id
+        return {end} if end is not None and self.rules.tools else set()
+
+    def writer(self, decoder: Decoder, stop: Sequence[str], end_ids: Collection[int]) -> TextWriter:
+        """Return what tells text, reasoning and calls of a reply apart."""
+        if self.rules.trivial:
+            return TextWriter(decoder, stop, end_ids)
+        tokens, written = self.rules.tokens, self.rules.marks.written
+        return TextWriter(
+            MarkedDecoder(decoder, tokens),
+            tuple(dict.fromkeys([*stop, *map(written, stop)])),
+            end_ids,
+            ReplyReader(self.rules),
+        )
 
 
 class ChatFormat:
@@ -44,6 +68,7 @@ class ChatFormat:
             warnings.warn(f"the model file: {note}", stacklevel=2)
         self._tokenizer = tokenizer
         self._template = template
+        self._marks = Marks(template, tokenizer)
 
     def encode(
         self,
@@ -53,6 +78,8 @@ class ChatFormat:
         template_variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
     ) -> ChatTokens:
         """Return the ids of a conversation, up to where the assistant's reply begins or goes on.
 
@@ -68,13 +95,19 @@ class ChatFormat:
                 "add_generation_prompt and continue_final_message exclude each other: the reply "
                 "either begins or goes on"
             )
-        tokenizer = self._tokenizer
+        tokenizer, marks = self._tokenizer, self._marks
+        given = checked_tools(tools)
+        schemas = schemas_of(given or ())
+        choice = checked_choice(tool_choice, schemas)
+        parallel = checked_bool("parallel_tool_calls", parallel_tool_calls)
+        if choice == "none":
+            given, schemas = None, {}
         pieces = render(
             self._template,
             checked_messages(messages),
             bos_token="" if tokenizer.bos is None else tokenizer.token(tokenizer.bos),
             eos_token="" if tokenizer.eos is None else tokenizer.token(tokenizer.eos),
-            tools=checked_tools(tools),
+            tools=given,
             variables=checked_variables(template_variables),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continued,
@@ -82,4 +115,24 @@ class ChatFormat:
         ids = tokenizer.encode_pieces(pieces)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
-        return ChatTokens(ids, continued)
+        rules = ReplyRules(
+            marks=marks,
+            tools=schemas,
+            thinking=_is_thinking(marks.reasoning, pieces, continued),
+            continued=continued,
+            parallel=parallel,
+            call_id=call_ids(ids),
+        )
+        return ChatTokens(ids, continued, rules)
+
+
+def _is_thinking(
+    form: ReasoningFormat | None, pieces: Sequence[tuple[str, bool]], continued: bool
+) -> bool:
+    """Whether a prompt ends within reasoning: the template, or a begun reply, opened it."""
+    if form is None:
+        return False
+    # A begun reply is the last piece, and the template's beginning of it the one before.
+    last = pieces[-2:] if continued else pieces[-1:]
+    end = "".join(text for text, own in last if own or continued)
+    return end.rfind(form.open) > end.rfind(form.close)

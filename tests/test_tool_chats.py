@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,3 +240,20 @@ def test_marks_of_a_prompt_count_only_on_demand(load: Load) -> None:
         assert batch.add(text, max_tokens=0, parse_special=True).stats.prompt_tokens == 3
     (out,) = llm.generate_many([text], max_tokens=0, parse_special=True)
     assert out.stats.prompt_tokens == 3
+
+
+def test_code_of_the_page_runs() -> None:
+    """A model that calls the tool once and then answers."""
+    page = (Path(__file__).parent.parent / "docs" / "tools.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    seen = []
+
+    def chat(messages: list[Any], **options: Any) -> Any:
+        seen.append([message["role"] for message in messages])
+        calls = (ToolCall("id", "get_weather", '{"city": "Paris"}'),) if len(seen) == 1 else ()
+        return SimpleNamespace(text=messages[-1]["content"], tool_calls=calls)
+
+    assert names["answer"](SimpleNamespace(chat=chat), "?") == "It is warm in Paris."
+    assert seen == [["user"], ["user", "assistant", "tool"]]

@@ -32,6 +32,8 @@ class CallFormat:
             call. It then must name a tool that there is.
         key: What an object calls the arguments where the template writes one.
         listed: Whether the template writes a list of objects.
+        inside: What it writes after the mark before a call, and before that after it.
+        between: What it writes between calls; None if it writes a list, or one call only.
         named: The marks of the body "named": before an id, if it has one, and before the arguments.
         end: A mark that ends a reply with calls, though the file does not say so.
     """
@@ -44,6 +46,8 @@ class CallFormat:
     bare: bool = False
     key: str = "arguments"
     listed: bool = False
+    inside: str = ""
+    between: str | None = None
     named: tuple[str, str] = ("", "")
     end: str = ""
 
@@ -61,6 +65,8 @@ CALL_FORMATS = (
         begins=("<tool_call>",),
         body="xml",
         close="</tool_call>",
+        inside="\n",
+        between="\n",
     ),
     CallFormat(
         "hermes",
@@ -68,12 +74,15 @@ CALL_FORMATS = (
         begins=("<tool_call>",),
         body="json",
         close="</tool_call>",
+        inside="\n",
+        between="\n",
     ),
     CallFormat(
         "mistral",
         signs=("[TOOL_CALLS]", "[ARGS]"),
         begins=("[TOOL_CALLS]",),
         body="named",
+        between="",
         named=("[CALL_ID]", "[ARGS]"),
     ),
     CallFormat(
@@ -89,6 +98,7 @@ CALL_FORMATS = (
         begins=("<|tool_call|>",),
         body="json",
         close="<|/tool_call|>",
+        listed=True,
     ),
     CallFormat(
         "granite",
@@ -169,6 +179,7 @@ class Marks:
             ),
             None,
         )
+        self._ids: dict[str, int] = {}
         self._written: dict[str, str] = {}
         self.call_tokens = self._tokens(tokenizer, self.calls)
         self.reasoning_tokens = self._tokens(tokenizer, self.reasoning)
@@ -183,8 +194,13 @@ class Marks:
         for mark in () if form is None else form.marks:
             token = mark_id(tokenizer, mark)
             if token is not None:
+                self._ids[mark] = token
                 self._written[mark] = tokens[token] = chr(0xD800 + len(self._written))
         return tokens
+
+    def token(self, mark: str) -> int | None:
+        """Return the token that a mark is; None if it is spelled with several."""
+        return self._ids.get(mark)
 
     def written(self, text: str) -> str:
         """Return how a text with marks stands where marks are looked for."""

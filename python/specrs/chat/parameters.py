@@ -20,9 +20,10 @@ def typed(name: str, value: str, schema: Any) -> str:
             nothing, and where it is none of the types that are allowed.
     """
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    wanted = set(_types(properties.get(name) if isinstance(properties, dict) else None))
+    of = properties.get(name) if isinstance(properties, dict) else None
+    wanted = set(_types(of))
     text = json.dumps(value, ensure_ascii=False)
-    if wanted - {"string"}:
+    if not is_text_only(of):
         written = _PYTHON.get(value.strip(), value.strip())
         try:
             found = json.loads(written, parse_constant=_refuse)
@@ -32,6 +33,11 @@ def typed(name: str, value: str, schema: Any) -> str:
             if "string" not in wanted or wanted & {_type_of(found), _wider(found)}:
                 text = written
     return f"{json.dumps(name, ensure_ascii=False)}: {text}"
+
+
+def is_text_only(schema: Any) -> bool:
+    """Whether the schema of a parameter allows text alone, or does not say."""
+    return not set(_types(schema)) - {"string"}
 
 
 def _types(schema: Any) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specrs.chat.formats import Marks
@@ -63,15 +63,14 @@ HERMES = (
     ),
     Reply('<tool_call>{"name": "get_time"}', calls=(("get_time", "{}"),), renders=False),
 )
-WITH_TEXT = Reply(
-    f"Let me look.\n{hermes(WEATHER_OBJECT)}", text="Let me look.", calls=BOTH[:1]
-)
+WITH_TEXT = Reply(f"Let me look.\n{hermes(WEATHER_OBJECT)}", text="Let me look.", calls=BOTH[:1])
 THOUGHT = Reply(
     f"<think>\nThe weather?\n\nYes.\n</think>\n\n{hermes(WEATHER_OBJECT)}",
     reasoning="The weather?\n\nYes.",
     calls=BOTH[:1],
 )
 ANSWERED = Reply("<think>\nHm.\n</think>\n\nHello!", reasoning="Hm.", text="Hello!")
+OPENED = replace(ANSWERED, written="Hm.\n</think>\n\nHello!", prompt="<think>\n", renders=False)
 
 
 def xml(name: str, **parameters: str) -> str:
@@ -85,7 +84,7 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": HERMES,
     "ibm-granite-granite-4.0": (*HERMES, WITH_TEXT),
     "Qwen-Qwen3-0.6B": (
-        *(Reply(**{**vars(reply), "renders": False}) for reply in HERMES),
+        *(replace(reply, renders=False) for reply in HERMES),  # it writes an empty thought
         THOUGHT,
         ANSWERED,
         Reply("<think>\n\n</think>\n\nHello!", text="Hello!"),
@@ -95,22 +94,20 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
     ),
     "Qwen3-Coder": (
         Reply(xml("get_weather", city="Zürich", days="2"), calls=BOTH[:1]),
-        Reply(
-            xml("get_weather", city="Zürich", days="2") + "\n" + xml("get_time"), calls=BOTH
-        ),
+        Reply(xml("get_weather", city="Zürich", days="2") + "\n" + xml("get_time"), calls=BOTH),
         Reply(
             "I look.\n\n" + xml("get_weather", city="2", unit='"a"\nb'),
             text="I look.",
             calls=(("get_weather", '{"city": "2", "unit": "\\"a\\"\\nb"}'),),
         ),
     ),
-    "HuggingFaceTB-SmolLM3-3B": (ANSWERED,),
+    "HuggingFaceTB-SmolLM3-3B": (replace(ANSWERED, renders=False),),
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": (
-        Reply("Hm.\n</think>\n\nHello!", reasoning="Hm.", text="Hello!", prompt="<think>\n"),
-        Reply("Hm. So", reasoning="Hm. So", prompt="<think>\n"),
+        OPENED,
+        Reply("Hm. So", reasoning="Hm. So", prompt="<think>\n", renders=False),
     ),
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": (
-        Reply("Hm.\n</think>\n\nHello!", reasoning="Hm.", text="Hello!", prompt="<think>\n"),
+        OPENED,
         Reply("Hello!", text="Hello!", prompt="<think>\n</think>"),
     ),
     "Mistral-Small-3.2-24B-Instruct-2506": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._specrs import Session
 from .decoding.generate import steps
@@ -17,7 +17,8 @@ from .sampling import TokenLogprob
 from .text import Chunk, Piece, TextWriter, chunk, joined
 
 
-class ToolCall(NamedTuple):
+@dataclass(frozen=True)
+class ToolCall:
     """A call that a reply makes of a tool.
 
     Attributes:
@@ -135,6 +136,6 @@ class Stream(Iterator[Chunk]):
             else [of for chunk in chunks for of in chunk.logprobs or ()],
             stats=self.stats,
             trace=self._trace,
-            tool_calls=tuple(ToolCall(*delta[1:]) for delta in whole.tool_calls),
+            tool_calls=tuple(ToolCall(of.id, of.name, of.arguments) for of in whole.tool_calls),
             reasoning=whole.reasoning or None,
         )

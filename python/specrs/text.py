@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
@@ -11,7 +11,8 @@ from .decoding.step import Step
 from .sampling import TokenLogprob
 
 
-class ToolCallDelta(NamedTuple):
+@dataclass(frozen=True)
+class ToolCallDelta:
     """A piece of a call that a reply makes of a tool.
 
     Attributes:
@@ -48,7 +49,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     return Piece(
         "".join(piece.text for piece in pieces),
         "".join(piece.reasoning for piece in pieces),
-        tuple(same[0]._replace(arguments="".join(d.arguments for d in same)) for same in calls),
+        tuple(replace(same[0], arguments="".join(d.arguments for d in same)) for same in calls),
     )
 
 

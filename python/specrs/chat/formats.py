@@ -170,15 +170,13 @@ class Marks:
         self.calls = next(
             (form for form in CALL_FORMATS if all(sign in template for sign in form.signs)), None
         )
-        self.reasoning = next(
-            (
-                form
-                for form in REASONING_FORMATS
-                if form.close in template
-                or all(mark_id(tokenizer, mark) is not None for mark in form.marks)
-            ),
-            None,
-        )
+        told = [form for form in REASONING_FORMATS if form.close in template]
+        had = [
+            form
+            for form in REASONING_FORMATS
+            if all(mark_id(tokenizer, mark) is not None for mark in form.marks)
+        ]
+        self.reasoning = next(iter([*told, *had]), None)
         self._ids: dict[str, int] = {}
         self._written: dict[str, str] = {}
         self.call_tokens = self._tokens(tokenizer, self.calls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..text import Piece, ToolCallDelta, overlap
@@ -139,9 +139,9 @@ class ReplyReader(Cursor):
         begins = [self._rules.marks.written(mark) for mark in form.begins]
         bare = form.bare and not self._rules.continued
         while not self.over:
-            if bare:
-                begin = yield from self._skip_begin(begins)
-            elif (begin := (yield from self._find_begin(begins))) is None:
+            find = self._skip_begin if bare else self._find_begin
+            begin = yield from find(begins)
+            if begin is None:
                 return
             count = self._count
             try:
@@ -156,7 +156,7 @@ class ReplyReader(Cursor):
             self.drop(self.at)
             bare = form.bare
 
-    def _skip_begin(self, begins: list[str]) -> Waiting[str]:
+    def _skip_begin(self, begins: list[str]) -> Waiting[str | None]:
         """Go past white space and a mark that begins a call, if there is one; return the text."""
         yield from self.peek()
         if self._count:
@@ -230,7 +230,7 @@ class ReplyReader(Cursor):
             elif key in {"arguments", "parameters"}:
                 if arguments is not None or (yield from self.peek()) != "{":
                     raise NoCallError
-                if name is not None:
+                if name is not None and self._rules.certain:  # an id may still follow otherwise
                     self._begin_call(name, id_, known)
                     begun, self._from = True, self.at
                 start = self.at
@@ -296,7 +296,7 @@ class ReplyReader(Cursor):
         self._tried.append(self._call)
 
     def _add_arguments(self, arguments: str) -> None:
-        self._tried.append(self._call._replace(arguments=self._spelled(arguments)))
+        self._tried.append(replace(self._call, arguments=self._spelled(arguments)))
 
     def _take_arguments(self) -> None:
         """Take what was read of arguments that are taken as they are written."""

@@ -50,8 +50,7 @@ def checked_choice(choice: Any, tools: Mapping[str, Any]) -> str:
         raise TypeError(f"tool_choice must be {_CHOICES}, not {shortened(choice)}")
     if name not in tools:
         raise ValueError(
-            f"tool_choice names {shortened(name)}, which is not among the tools: "
-            f"{', '.join(tools)}"
+            f"tool_choice names {shortened(name)}, which is not among the tools: {', '.join(tools)}"
         )
     return f"={name}"
 

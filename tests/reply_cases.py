@@ -192,26 +192,21 @@ ALL_MARKS = (
 )
 
 
-class Spelling:
+class Vocabulary:
     """The part of a tokenizer that tells which marks are tokens."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = list(tokens)
-
-    def control_id(self, name: str) -> int | None:
-        return self._tokens.index(name) if name in self._tokens else None
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return [-1] * len(text)
+        self.n_vocab = len(self._tokens)
 
     def token(self, id_: int) -> str:
-        return ""
+        return self._tokens[id_]
 
 
 def marks_of(template: str, tokens: Iterable[str] = ()) -> Marks:
     """Return the marks of a template where these are tokens."""
-    spelling: Any = Spelling(tokens)
-    return Marks(template, spelling)
+    tokenizer: Any = Vocabulary(tokens)
+    return Marks(template, tokenizer)
 
 
 def rules_of(marks: Marks, **changes: Any) -> ReplyRules:

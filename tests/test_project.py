@@ -64,6 +64,7 @@ PYTHON_ORDER = {
         "cursor",
         "parameters",
         "reading",
+        "tokens",
         "format",
         "__init__",
     ],

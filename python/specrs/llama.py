@@ -20,8 +20,8 @@ from .arguments import (
 )
 from .attention.choice import Attention
 from .attention.choice import check as check_attention
-from .chat.format import ChatFormat, ChatTokens
 from .chat.template import Message
+from .chat.tokens import ChatTokens
 from .completion import Completion, Stream
 from .decoding.loop import Generation, room
 from .decoding.stats import Stats
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._specrs import Lease
+    from .chat.format import ChatFormat
 
     # Session, token ids, and after how many of the last something is wanted.
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
@@ -114,6 +115,8 @@ class Llama(ManyTexts):
 
     @cached_property
     def _chat_format(self) -> ChatFormat:
+        from .chat.format import ChatFormat
+
         return ChatFormat(self.tokenizer)
 
     def tokenize(

@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._specrs import Tokenizer
 from ..arguments import checked_bool
-from ..text import Decoder, TextWriter
-from .formats import MarkedDecoder, Marks, ReasoningFormat
+from .formats import Marks, ReasoningFormat
 from .messages import checked_messages, checked_tools, checked_variables
-from .reading import ReplyReader, ReplyRules
+from .reading import ReplyRules
 from .template import Message, render
+from .tokens import ChatTokens
 from .tools import call_ids, checked_choice, schemas_of
-
-
-class ChatTokens(list[int]):
-    """The ids of a conversation.
-
-    Attributes:
-        continued: Whether what follows goes on with a text, or begins one.
-        rules: What is looked for in the reply.
-    """
-
-    def __init__(self, ids: Sequence[int], continued: bool, rules: ReplyRules) -> None:
-        super().__init__(ids)
-        self.continued = continued
-        self.rules = rules
-
-    @property
-    def end_ids(self) -> set[int]:
-        """Tokens that end the reply, though the file does not say so."""
-        end = self.rules.marks.end_id
-        return {end} if end is not None and self.rules.tools else set()
-
-    def writer(self, decoder: Decoder, stop: Sequence[str], end_ids: Collection[int]) -> TextWriter:
-        """Return what tells text, reasoning and calls of a reply apart."""
-        if self.rules.trivial:
-            return TextWriter(decoder, stop, end_ids)
-        tokens, written = self.rules.tokens, self.rules.marks.written
-        return TextWriter(
-            MarkedDecoder(decoder, tokens),
-            tuple(dict.fromkeys([*stop, *map(written, stop)])),
-            end_ids,
-            ReplyReader(self.rules),
-        )
 
 
 class ChatFormat:

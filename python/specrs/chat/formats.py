@@ -167,33 +167,25 @@ class Marks:
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer) -> None:
+        ids = _ids(tokenizer)
         self.calls = next(
             (form for form in CALL_FORMATS if all(sign in template for sign in form.signs)), None
         )
         told = [form for form in REASONING_FORMATS if form.close in template]
-        had = [
-            form
-            for form in REASONING_FORMATS
-            if all(mark_id(tokenizer, mark) is not None for mark in form.marks)
-        ]
+        had = [form for form in REASONING_FORMATS if {*form.marks} <= ids.keys()]
         self.reasoning = next(iter([*told, *had]), None)
-        self._ids: dict[str, int] = {}
+        self.end_id = None if self.calls is None else ids.get(self.calls.end)
+        self._ids = ids
         self._written: dict[str, str] = {}
-        self.call_tokens = self._tokens(tokenizer, self.calls)
-        self.reasoning_tokens = self._tokens(tokenizer, self.reasoning)
+        self.call_tokens = self._tokens(self.calls)
+        self.reasoning_tokens = self._tokens(self.reasoning)
         self._spelling = {ord(written): mark for mark, written in self._written.items()}
-        end = "" if self.calls is None else self.calls.end
-        self.end_id = mark_id(tokenizer, end) if end else None
 
-    def _tokens(
-        self, tokenizer: Tokenizer, form: CallFormat | ReasoningFormat | None
-    ) -> dict[int, str]:
+    def _tokens(self, form: CallFormat | ReasoningFormat | None) -> dict[int, str]:
         tokens = {}
         for mark in () if form is None else form.marks:
-            token = mark_id(tokenizer, mark)
-            if token is not None:
-                self._ids[mark] = token
-                self._written[mark] = tokens[token] = chr(0xD800 + len(self._written))
+            if mark in self._ids:
+                self._written[mark] = tokens[self._ids[mark]] = chr(0xD800 + len(self._written))
         return tokens
 
     def token(self, mark: str) -> int | None:
@@ -234,9 +226,13 @@ class MarkedDecoder:
         return self._decoder.finish()
 
 
-def mark_id(tokenizer: Tokenizer, mark: str) -> int | None:
-    """Return the token that a mark is; None if it is spelled with several."""
-    if (control := tokenizer.control_id(mark)) is not None:
-        return control
-    ids = tokenizer.encode(mark, add_bos=False, parse_special=True)
-    return ids[0] if len(ids) == 1 and tokenizer.token(ids[0]) == mark else None
+def _ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the tokens that marks of any format are; of several with one name the first."""
+    marks = {mark for form in (*CALL_FORMATS, *REASONING_FORMATS) for mark in form.marks}
+    marks |= {form.end for form in CALL_FORMATS if form.end}
+    found: dict[str, int] = {}
+    for token in range(tokenizer.n_vocab):
+        name = tokenizer.token(token)
+        if name in marks:
+            found.setdefault(name, token)
+    return found

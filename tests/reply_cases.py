@@ -197,7 +197,10 @@ class Vocabulary:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = list(tokens)
-        self.n_vocab = len(self._tokens)
+
+    def encode_pieces(self, pieces: list[tuple[str, bool]]) -> list[int]:
+        ((text, _),) = pieces
+        return [self._tokens.index(text)] if text in self._tokens else [-1] * len(text)
 
     def token(self, id_: int) -> str:
         return self._tokens[id_]

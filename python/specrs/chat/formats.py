@@ -167,15 +167,18 @@ class Marks:
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer) -> None:
-        ids = _ids(tokenizer)
         self.calls = next(
             (form for form in CALL_FORMATS if all(sign in template for sign in form.signs)), None
         )
+        marks = [mark for form in REASONING_FORMATS for mark in form.marks]
+        if self.calls is not None:
+            marks += filter(None, [*self.calls.marks, self.calls.end])
+        found = {mark: _mark_id(tokenizer, mark) for mark in marks}
+        self._ids = {mark: token for mark, token in found.items() if token is not None}
         told = [form for form in REASONING_FORMATS if form.close in template]
-        had = [form for form in REASONING_FORMATS if {*form.marks} <= ids.keys()]
+        had = [form for form in REASONING_FORMATS if {*form.marks} <= self._ids.keys()]
         self.reasoning = next(iter([*told, *had]), None)
-        self.end_id = None if self.calls is None else ids.get(self.calls.end)
-        self._ids = ids
+        self.end_id = None if self.calls is None else self._ids.get(self.calls.end)
         self._written: dict[str, str] = {}
         self.call_tokens = self._tokens(self.calls)
         self.reasoning_tokens = self._tokens(self.reasoning)
@@ -226,13 +229,7 @@ class MarkedDecoder:
         return self._decoder.finish()
 
 
-def _ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the tokens that marks of any format are; of several with one name the first."""
-    marks = {mark for form in (*CALL_FORMATS, *REASONING_FORMATS) for mark in form.marks}
-    marks |= {form.end for form in CALL_FORMATS if form.end}
-    found: dict[str, int] = {}
-    for token in range(tokenizer.n_vocab):
-        name = tokenizer.token(token)
-        if name in marks:
-            found.setdefault(name, token)
-    return found
+def _mark_id(tokenizer: Tokenizer, mark: str) -> int | None:
+    """Return the token that a mark is; None if it is spelled with several."""
+    ids = tokenizer.encode_pieces([(mark, True)])
+    return ids[0] if len(ids) == 1 and tokenizer.token(ids[0]) == mark else None

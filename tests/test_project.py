@@ -23,6 +23,7 @@ PYTHON_ORDER = {
     "": [
         "_specrs",
         "arguments",
+        "structured",
         "sampling",
         "attention",
         "speculation",
@@ -39,11 +40,13 @@ PYTHON_ORDER = {
         "cli",
         "__main__",
     ],
+    "structured": ["grammar", "constraint", "compiler", "__init__"],
     "attention": ["patterns", "choice", "fidelity", "compare", "__init__"],
     "speculation": [
         "drafters",
         "suffix",
         "draft_model",
+        "forced",
         "length",
         "propose",
         "costs",
@@ -64,6 +67,7 @@ PYTHON_ORDER = {
         "cursor",
         "parameters",
         "reading",
+        "forced",
         "tokens",
         "format",
         "__init__",
@@ -404,6 +408,7 @@ def test_readme_has_the_two_commands(command: str) -> None:
         ("README.md", 2, "tokens per call"),
         ("docs/chat.md", 4, "bits per byte"),
         ("docs/batch.md", 2, "passes for"),
+        ("docs/structured.md", 1, "tokens were forced"),
     ],
 )
 def test_code_of_pages_runs(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._specrs import Model, Session, Tokenizer
 from .arguments import (
+    check_kind,
     checked_bool,
     checked_int,
     checked_path,
@@ -17,6 +18,7 @@ from .arguments import (
     checked_stop,
     checked_text,
     checked_token_ids,
+    checked_tokens,
 )
 from .attention.choice import Attention
 from .attention.choice import check as check_attention
@@ -36,7 +38,7 @@ from .options import (
     prompt_ids,
 )
 from .sampling import Sampling
-from .scoring import Score, checked_top_logprobs, scores, several, texts
+from .scoring import Score, scores, several, texts
 from .serving.texts import ManyTexts
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
     from ._specrs import Lease
     from .chat.format import ChatFormat
+    from .structured.compiler import Compiler
+    from .structured.grammar import Grammar
 
     # Session, token ids, and after how many of the last something is wanted.
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
@@ -84,10 +88,9 @@ class Llama(ManyTexts):
         self.path: Path = checked_path("path", path)
         if str(path) in MODELS and not self.path.exists():
             raise FileNotFoundError(f"{path}: no such file; take specrs.pull({str(path)!r})")
-        if threads is not None:
-            checked_positive("threads", threads)
-        if n_ctx is not None:
-            checked_positive("n_ctx", n_ctx)
+        for name, value in (("threads", threads), ("n_ctx", n_ctx)):
+            if value is not None:
+                checked_positive(name, value)
         self._model = Model(path, n_ctx=n_ctx, threads=threads, device=device)
         self.tokenizer: Tokenizer = self._model.tokenizer
         self.n_ctx = self._model.n_ctx
@@ -118,6 +121,12 @@ class Llama(ManyTexts):
         from .chat.format import ChatFormat
 
         return ChatFormat(self.tokenizer)
+
+    @cached_property
+    def _compiler(self) -> Compiler:
+        from .structured.compiler import Compiler
+
+        return Compiler(self.tokenizer, self.n_vocab)
 
     def tokenize(
         self, text: str, add_bos: bool | None = None, parse_special: bool = False
@@ -205,7 +214,9 @@ class Llama(ManyTexts):
         prompt = {name: given.pop(name) for name in ChatOptions.__annotations__ if name in given}
         return self.stream(self.chat_tokens(messages, **prompt), **given)
 
-    def chat_tokens(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
+    def chat_tokens(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> ChatTokens:
         """Return the prompt that the chat template of the file makes of a conversation.
 
         Args:
@@ -241,6 +252,7 @@ class Llama(ManyTexts):
         ignore_eos: bool = False,
         skip_special_tokens: bool = True,
         logprobs: int | None = None,
+        grammar: Grammar | None = None,
         session: Session | None = None,
         attention: Attention = "dense",
         progress: Callable[[int, int], object] | None = None,
@@ -265,6 +277,7 @@ class Llama(ManyTexts):
                 is all that the model wrote, its reasoning and calls of tools as well.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
+            grammar: What the text must be, such as `Grammar.json()`; `logprobs` are those without.
             session: Continue here: what it shares with the prompt, as exact as it is wanted, is not
                 evaluated again, and it holds prompt and result afterwards, without the last token.
                 From the first chunk to the last it is leased: whoever else wants to change it, or
@@ -273,8 +286,7 @@ class Llama(ManyTexts):
                 `specrs.attention`, or "auto" for one of them chosen for long prompts. What a
                 pattern changes depends on the text: `specrs.attention.compare` measures it.
                 Generated tokens always look at everything.
-            progress: Called as `progress(done, total)` after every piece of a long prompt; an
-                exception that it raises ends the generation.
+            progress: Called as `progress(done, total)` after each piece of a prompt; may raise.
             trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
             parse_special: Whether control tokens that a text prompt spells become these tokens.
                 Never for text that comes from users.
@@ -288,16 +300,11 @@ class Llama(ManyTexts):
             max_tokens = checked_int("max_tokens", max_tokens, "an int or None")
         nothing_to_do = room(len(ids), self.n_ctx, max_tokens, self._model.n_ctx_train) == 0
         stops = checked_stop(stop)
-        _require("sampling", sampling, Sampling)
+        check_kind("sampling", sampling, Sampling)
         sampling.check_vocabulary(self.n_vocab)
         sampling = sampling.seeded()
         if logprobs is not None:
-            logprobs = checked_int("logprobs", logprobs, "an int or None")
-            if not 0 <= logprobs <= self.n_vocab:
-                raise ValueError(
-                    f"logprobs must be from 0 to {self.n_vocab}, the size of the vocabulary, "
-                    f"not {logprobs}"
-                )
+            logprobs = checked_tokens("logprobs", logprobs, self.n_vocab, "an int or None")
         pattern = check_attention(attention)
         self._model.check_attention(pattern)
         if progress is not None and not callable(progress):
@@ -312,15 +319,15 @@ class Llama(ManyTexts):
         chat = prompt if isinstance(prompt, ChatTokens) else None
         if not checked_bool("ignore_eos", ignore_eos):
             end_ids.update(self.tokenizer.end_ids, () if chat is None else chat.end_ids)
+        if chat is not None:
+            grammar = chat.grammar_with(grammar)
         decoder = self.tokenizer.stream(
-            # Only a new reply of a chat begins a text.
-            continuing=chat is None or chat.continued,
+            # Only a new reply of a chat begins a text; to a grammar every space counts.
+            continuing=bool(grammar) or chat is None or chat.continued,
             skip_special_tokens=checked_bool("skip_special_tokens", skip_special_tokens),
         )
-        if chat is not None and skip_special_tokens:
-            writer = chat.writer(decoder, stops, end_ids)
-        else:
-            writer = TextWriter(decoder, stops, end_ids)
+        make_writer = TextWriter if chat is None or not skip_special_tokens else chat.writer
+        writer = make_writer(decoder, stops, end_ids)
         generation = Generation(
             prompt=ids,
             n_ctx=self.n_ctx,
@@ -333,6 +340,7 @@ class Llama(ManyTexts):
             attention=pattern,
             progress=progress,
             logprobs=logprobs,
+            grammar=None if grammar is None else self._compiler.compile(grammar, end_ids),
         )
         return Stream(
             session,
@@ -378,7 +386,7 @@ class Llama(ManyTexts):
 
         Raises TypeError, ValueError, or ContextOverflow for what is too long.
         """
-        count = checked_top_logprobs(top_logprobs, self.n_vocab)
+        count = checked_tokens("top_logprobs", top_logprobs, self.n_vocab)
         listed = several(continuations)
         single = continuations is not None and listed is None
         wanted, names = texts(self.tokenizer, prompt, [continuations] if single else listed)
@@ -397,7 +405,7 @@ class Llama(ManyTexts):
     def _checked_session(self, session: Session | None) -> Session:
         if session is None:
             return self.session()
-        _require("session", session, Session)
+        check_kind("session", session, Session)
         try:
             self.session().restore(session.snapshot())
         except ValueError:
@@ -411,8 +419,3 @@ class Llama(ManyTexts):
             f"Llama({str(self.path)!r}, n_ctx={self.n_ctx}, threads={self.threads}, "
             f"device={self.device!r})"
         )
-
-
-def _require(name: str, value: object, wanted: type) -> None:
-    if not isinstance(value, wanted):
-        raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")

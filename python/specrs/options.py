@@ -15,6 +15,7 @@ from .speculation.length import LengthPolicy
 
 if TYPE_CHECKING:
     from ._specrs import Session
+    from .structured.grammar import Grammar
 
 
 class Options(TypedDict, total=False):
@@ -29,6 +30,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     skip_special_tokens: bool
     logprobs: int | None
+    grammar: Grammar | None
     session: Session | None
     attention: Attention
     progress: Callable[[int, int], object] | None

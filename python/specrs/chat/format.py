@@ -83,24 +83,35 @@ class ChatFormat:
         ids = tokenizer.encode_pieces(pieces)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
+        thinks = _thinks(marks.reasoning, pieces, continued)
+        grammar = None
+        if choice not in ("auto", "none"):
+            if continued:
+                raise ValueError("tool_choice cannot force a call where a begun reply goes on")
+            from .forced import call_grammar
+
+            must = schemas if choice == "required" else {choice[1:]: schemas[choice[1:]]}
+            grammar = call_grammar(marks, must, thinks, parallel and choice == "required")
         rules = ReplyRules(
             marks=marks,
             tools=schemas,
-            thinking=_is_thinking(marks.reasoning, pieces, continued),
+            thinking=thinks is True,
             continued=continued,
             parallel=parallel,
+            certain=grammar is not None,
             call_id=call_ids(ids),
         )
-        return ChatTokens(ids, continued, rules)
+        return ChatTokens(ids, continued, rules, grammar)
 
 
-def _is_thinking(
+def _thinks(
     form: ReasoningFormat | None, pieces: Sequence[tuple[str, bool]], continued: bool
-) -> bool:
-    """Whether a prompt ends within reasoning: the template, or a begun reply, opened it."""
+) -> bool | None:
+    """Whether a prompt ends within reasoning, or after it; None if the reply has not begun so."""
     if form is None:
-        return False
+        return None
     # A begun reply is the last piece, and the template's beginning of it the one before.
     last = pieces[-2:] if continued else pieces[-1:]
     end = "".join(text for text, own in last if own or continued)
-    return end.rfind(form.open) > end.rfind(form.close)
+    opened, closed = end.rfind(form.open), end.rfind(form.close)
+    return None if opened == closed else opened > closed

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..text import Decoder, TextWriter
 
 if TYPE_CHECKING:
+    from ..structured.grammar import Grammar
     from .reading import ReplyRules
 
 
@@ -17,12 +18,24 @@ class ChatTokens(list[int]):
     Attributes:
         continued: Whether what follows goes on with a text, or begins one.
         rules: What is looked for in the reply.
+        grammar: What the reply must be where it is forced to call a tool; or None.
     """
 
-    def __init__(self, ids: Sequence[int], continued: bool, rules: ReplyRules) -> None:
+    def __init__(
+        self, ids: Sequence[int], continued: bool, rules: ReplyRules, grammar: Grammar | None
+    ) -> None:
         super().__init__(ids)
         self.continued = continued
         self.rules = rules
+        self.grammar = grammar
+
+    def grammar_with(self, given: Grammar | None) -> Grammar | None:
+        """Return the grammar of the reply; ValueError where there would be two."""
+        if self.grammar is not None and given is not None:
+            raise ValueError(
+                "tool_choice forces a call, with a grammar of its own; leave grammar= out"
+            )
+        return self.grammar or given
 
     @property
     def end_ids(self) -> set[int]:

@@ -225,10 +225,9 @@ class Llama(ManyTexts):
                 their arguments as JSON text or as a dict. What they spell stays text: it never
                 becomes a mark that begins or ends a turn.
             **options: `tools`, descriptions of what the model may call; `tool_choice`, whether it
-                may ("auto"), must not ("none": the template gets no tools), must ("required"), or
-                which it must, as `{"type": "function", "function": {"name": "..."}}`;
-                `parallel_tool_calls=False` to end the reply after one call; `template_variables`, a
-                dict of what else the template reads, such as `enable_thinking` or `documents`;
+                may ("auto"), must not ("none"), must ("required"), or which one it must, as
+                `{"type": "function", "function": {"name": "..."}}`; `parallel_tool_calls=False` to
+                allow one call only; `template_variables`, a dict of what else the template reads;
                 `continue_final_message=True` to go on with the last message, a begun reply; and
                 `add_generation_prompt=False` to begin none.
 
@@ -273,8 +272,8 @@ class Llama(ManyTexts):
                 as "<|im_end|>", stands for that token.
             stop_token_ids: Ids that end it as the model's own end tokens do.
             ignore_eos: Go on after the model's own end tokens.
-            skip_special_tokens: Leave control tokens out of the text. If False, the text of a chat
-                is all that the model wrote, its reasoning and calls of tools as well.
+            skip_special_tokens: Leave control tokens out of the text. If False, that of a chat is
+                all that the model wrote, its reasoning and calls of tools as well.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
             grammar: What the text must be, such as `Grammar.json()`; `logprobs` are those without.

@@ -143,6 +143,15 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
         Reply(f"<|tool_call|>[{WEATHER_OBJECT}, {TIME_OBJECT}]", calls=BOTH, renders=False),
         Reply(f"<|tool_call|> {WEATHER_OBJECT}", calls=BOTH[:1], renders=False),
     ),
+    "granite-thinking": (
+        Reply(
+            "<think>Hm.</think>\n<response>\nHello </b>\n</response>\n",
+            reasoning="Hm.",
+            text="Hello </b>",
+        ),
+        Reply("<think>Hm.</think>Hello</response>", reasoning="Hm.", text="Hello</response>"),
+        Reply("<think>Hm.</think><response>Hi ", reasoning="Hm.", text="Hi "),
+    ),
     "meta-llama-Llama-3.1-8B-Instruct": (
         Reply(
             '{"name": "get_weather", "parameters": ' + ZURICH + "}",
@@ -181,6 +190,7 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
 
 #: Small templates with the signs of formats that there is no file of.
 SIGNS = {
+    "granite-thinking": "<think></think><response></response>",
     "phi-4-mini": "{{ tools }}<|tool|><|/tool|><|tool_call|>",
     "glm-4": "[gMASK]<sop>{{ tools }}<|observation|>",
 }

@@ -151,6 +151,15 @@ def test_where_no_call_counts_all_is_text() -> None:
     assert read(rules_of(marks, tools={}), text) == Piece(marks.spelled(text))
 
 
+def test_text_that_cannot_be_a_call_is_not_held_back() -> None:
+    for form in CALL_FORMATS:
+        reader = ReplyReader(rules_of(marks_of(" ".join(form.signs), ALL_MARKS)))
+        assert (
+            "".join(reader.feed(character).text for character in "你好你好 [a] x")
+            == "你好你好 [a] x"
+        )
+
+
 @pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name)
 def test_after_the_only_call_the_reply_is_over(form: Any) -> None:
     replies = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from reply_cases import ALL_MARKS, REPLIES, SIGNS, Reply, marks_of, read
@@ -89,3 +91,26 @@ def test_a_reply_put_back_is_what_the_model_wrote(name: str, reply: Reply) -> No
         assert "only supports single tool-calls" in str(error)  # noqa: PT017
         return
     assert reply.written.strip() in "".join(text for text, _ in pieces)
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
+def test_tools_stand_in_a_message_where_the_template_reads_them_there(
+    system: list[dict[str, str]],
+) -> None:
+    """As Phi-4-mini's does, which has no variable of that name."""
+    template = (
+        "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+        "{% if message['tools'] %}<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}{% endfor %}"
+    )
+    pieces = render(
+        template,
+        checked_messages([*system, {"role": "user", "content": "Hi"}]),
+        bos_token="<s>",
+        eos_token="</s>",
+        tools=checked_tools([TIME]),
+    )
+    text = "".join(text for text, _ in pieces)
+    brief = "Be brief." if system else ""
+    tools = json.dumps([TIME["function"]])
+    assert text == f"<|system|>{brief}<|tool|>{tools}<|/tool|><|user|>Hi"
+    assert not any(own for text, own in pieces if "get_time" in text)

@@ -84,13 +84,14 @@ class Cursor:
         return self.text[start:found]
 
     def run(self, characters: re.Pattern[str]) -> Waiting[str]:
-        """Go past the longest run that matches, and return it."""
+        """Go past the longest run of `characters`, and return it."""
+        start = self.at
         while True:
             found = characters.match(self.text, self.at)
             assert found is not None
-            if found.end() < len(self.text) or self.ended:
-                self.at = found.end()
-                return found[0]
+            self.at = found.end()
+            if self.at < len(self.text) or self.ended:
+                return self.text[start : self.at]
             yield
 
     def value(self, depth: int = 0) -> Waiting[None]:

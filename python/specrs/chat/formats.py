@@ -134,18 +134,22 @@ class ReasoningFormat:
     Attributes:
         open: The mark before it, which the prompt may have already.
         close: The mark after it.
+        answer: Marks around the text that follows, if there are any.
     """
 
     open: str
     close: str
+    answer: tuple[str, str] | tuple[()] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks that may be tokens."""
-        return self.open, self.close
+        return self.open, self.close, *self.answer
 
 
+#: As with calls; but marks that the vocabulary has count as well where the template has none.
 REASONING_FORMATS = (
+    ReasoningFormat("<think>", "</think>", answer=("<response>", "</response>")),
     ReasoningFormat("<think>", "</think>"),
     ReasoningFormat("[THINK]", "[/THINK]"),
 )
@@ -175,7 +179,11 @@ class Marks:
             marks += filter(None, [*self.calls.marks, self.calls.end])
         found = {mark: _mark_id(tokenizer, mark) for mark in marks}
         self._ids = {mark: token for mark, token in found.items() if token is not None}
-        told = [form for form in REASONING_FORMATS if form.close in template]
+        told = [
+            form
+            for form in REASONING_FORMATS
+            if all(mark in template for mark in (form.close, *form.answer))
+        ]
         had = [form for form in REASONING_FORMATS if {*form.marks} <= self._ids.keys()]
         self.reasoning = next(iter([*told, *had]), None)
         self.end_id = None if self.calls is None else self._ids.get(self.calls.end)

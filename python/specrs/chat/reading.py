@@ -121,16 +121,23 @@ class ReplyReader(Cursor):
         if not self._rules.continued:
             yield from self.peek()
             self.drop(self.at)
-        close = written(form.close)
+        yield from self._read_within(written(form.close), self._reasoning)
+        if form.answer and (yield from self.take(written(form.answer[0]))):
+            yield from self.peek()
+            self.drop(self.at)
+            yield from self._read_within(written(form.answer[1]), self._text)
+
+    def _read_within(self, close: str, kind: list[str]) -> Waiting[None]:
+        """Give all up to the mark `close`, or to the end, as of this kind; go past the mark."""
         while (end := self.text.find(close)) < 0:
             held = 0 if self.ended else overlap(self.text, (close,))
-            thought = self.text[: len(self.text) - held]
-            thought = thought if self.ended else thought.rstrip(SPACE)
-            self._reasoning.append(self._spelled(self.drop(len(thought))))
+            within = self.text[: len(self.text) - held]
+            within = within if self.ended else within.rstrip(SPACE)
+            kind.append(self._spelled(self.drop(len(within))))
             if self.ended:
                 return
             yield
-        self._reasoning.append(self._spelled(self.drop(end).rstrip(SPACE)))
+        kind.append(self._spelled(self.drop(end).rstrip(SPACE)))
         self.at = len(close)
         yield from self.peek()
         self.drop(self.at)
@@ -251,7 +258,7 @@ class ReplyReader(Cursor):
         """Read the name, perhaps an id, and the arguments, with marks between them."""
         before_id, before_arguments = map(self._rules.marks.written, form.named)
         yield from self.peek()
-        name = yield from self.run(_NAME)
+        name = yield from self._known_name() if known else self.run(_NAME)
         id_ = None
         if before_id and (yield from self.take(before_id)):
             id_ = yield from self.run(_NAME)
@@ -263,6 +270,13 @@ class ReplyReader(Cursor):
         yield from self.value()
         self._take_arguments()
         self._from = None
+
+    def _known_name(self) -> Waiting[str]:
+        """Go past the name of a tool that there is, and return it."""
+        for name in sorted(self._rules.tools, key=len, reverse=True):
+            if (yield from self.take(name)):
+                return name
+        raise NoCallError
 
     def _read_xml(self) -> Waiting[None]:
         """Read an element of the function with one for each argument."""

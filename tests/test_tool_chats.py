@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conftest import Run
 from fake_engine import toy_llama
 from reply_cases import ALL_MARKS
 from specrs import Completion, Llama
@@ -240,6 +242,25 @@ def test_marks_of_a_prompt_count_only_on_demand(load: Load) -> None:
         assert batch.add(text, max_tokens=0, parse_special=True).stats.prompt_tokens == 3
     (out,) = llm.generate_many([text], max_tokens=0, parse_special=True)
     assert out.stats.prompt_tokens == 3
+
+
+def test_the_command_shows_calls_and_reasoning(toy: Path, run: Run, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([TIME]))
+    settings = json.loads(toy.read_text())
+    settings["chat_template"] = (
+        "{# <tool_call> arguments </think> #}{{ tools | length }}[assistant]"
+    )
+    reply = '<think>Hm.</think>Yes.\n<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+    start = len("1[assistant]")
+    script = [settings["vocab"].index(character) for character in reply]
+    settings["script"] = {start + place: token for place, token in enumerate([*script, 0])}
+    toy.write_text(json.dumps(settings))
+    ran = run("generate", toy, "--chat", "-p", "Hi", "--tools", tools)
+    text, call = ran.out.splitlines()
+    assert (ran.code, text) == (0, "Yes.")
+    assert json.loads(call)["function"] == {"name": "get_time", "arguments": "{}"}
+    assert "Hm." in ran.err
 
 
 def test_code_of_the_page_runs() -> None:

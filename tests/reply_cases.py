@@ -118,6 +118,7 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
             ids=("a1b2c3d4e", "f1b2c3d4e"),
         ),
         Reply("See [1].", text="See [1]."),
+        Reply("[TOOL_CALLS]a/b:c.d[ARGS]{}", calls=(("a/b:c.d", "{}"),), renders=False),
     ),
     "mistralai-Ministral-3-14B-Reasoning-2512": (
         Reply(

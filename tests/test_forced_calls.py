@@ -91,14 +91,13 @@ def drawn(seed: int, **settings: Any) -> Any:
 def test_a_forced_reply_always_parses(load: Load, form: CallFormat, kind: int | None) -> None:
     """Alone, in streams and in batches, with drafts and without."""
     llm = load(form, kind, end="<think></think>")
-    for seed in range(4):
+    for seed in range(2):
         options = {"tools": TOOLS, "tool_choice": "required", **drawn(seed)}
         out = llm.chat(MESSAGES, **options)
         assert out.tool_calls
         for call in out.tool_calls[: None if out.finish_reason == "stop" else -1]:
             check_call(call.name, call.arguments)
-        if out.finish_reason == "stop":
-            assert (out.text, out.reasoning) == ("", None)
+        assert (out.text, out.reasoning) == ("", None)
         same_as(out, llm, **options)
         one = llm.chat(MESSAGES, **{**options, "tool_choice": NAMED})
         assert one.finish_reason == "stop"
@@ -182,8 +181,9 @@ def test_it_may_think_first(load: Load, kind: int) -> None:
     assert [call.name for call in out.tool_calls] == ["pick"]
 
 
-def test_cut_off_calls_keep_what_they_have(load: Load) -> None:
-    llm = load(form_of("hermes"), end="<think></think>")
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "granite"])
+def test_cut_off_calls_keep_what_they_have(load: Load, name: str) -> None:
+    llm = load(form_of(name), end="<think></think>")
     options = {"tools": TOOLS, "tool_choice": NAMED, "sampling": Sampling(temperature=1, seed=1)}
     whole = llm.chat(MESSAGES, **options)
     (call,) = whole.tool_calls
@@ -195,7 +195,7 @@ def test_cut_off_calls_keep_what_they_have(load: Load) -> None:
             assert call.arguments.startswith(cut.arguments)
             assert (cut.id, cut.name, out.text) == (call.id, call.name, "")
             lengths.add(len(cut.arguments))
-    assert len(lengths) > 5
+    assert len(lengths) > 2
 
 
 def test_mistakes_are_told(load: Load) -> None:
@@ -208,6 +208,10 @@ def test_mistakes_are_told(load: Load) -> None:
     bad = {"name": "bad", "parameters": {"type": "object", "contains": {"type": "string"}}}
     with pytest.raises(ValueError, match="cannot force a call of these tools"):
         llm.chat(MESSAGES, tools=[bad], tool_choice="required")
+    odd = [{"name": "a tool"}]
+    assert llm.chat_tokens(MESSAGES, tools=odd, tool_choice="required").grammar is not None
+    with pytest.raises(ValueError, match="'a tool': as this model"):
+        load(form_of("mistral")).chat(MESSAGES, tools=odd, tool_choice="required")
     other = Llama(llm.path, threads=1)
     other._chat_format._marks.calls = None
     with pytest.raises(ValueError, match="not known of the chat template"):

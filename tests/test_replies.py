@@ -241,6 +241,7 @@ def test_any_text_is_read(
         ("NaN", {"type": "number"}, '"NaN"'),
         ("2", {"enum": [1, 2]}, "2"),
         ("2", {"enum": ["1", "2"]}, '"2"'),
+        ("2", {"const": 2}, "2"),
         ("2", {"type": 7, "anyOf": 3, "enum": "x"}, '"2"'),
     ],
 )

@@ -8,8 +8,8 @@ from re import escape
 from typing import Any
 
 from ..structured.grammar import Grammar
-from .formats import CallFormat, Marks
-from .parameters import is_text_only
+from .formats import NAME, CallFormat, Marks
+from .parameters import choices, is_text_only
 
 #: As templates write JSON.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -41,6 +41,12 @@ def call_grammar(
             "tool_choice cannot force a call: how replies call tools is not known of the chat "
             "template of this model; leave it at 'auto'"
         )
+    for name in tools:
+        if form.body != "json" and not (name and NAME.fullmatch(name)):
+            raise ValueError(
+                f"tool_choice cannot force a call of {name!r}: as this model writes calls, a name "
+                "has neither white space, quotes nor brackets"
+            )
     rules = "\n".join(_Rules(marks, form).lines(tools, thinks, several))
     try:
         return Grammar.lark(rules)
@@ -122,8 +128,8 @@ def _xml(i: int, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
         if not is_text_only(of):
             yield f"{part}: {begin} {value} {end}"
             yield f"{value}: {_json({**of, **shared})}"
-        elif isinstance(of, dict) and of.get("enum"):
-            yield f"{part}: {begin} ({' | '.join(map(_text, of['enum']))}) {end}"
+        elif values := choices(of):
+            yield f"{part}: {begin} ({' | '.join(map(json.dumps, values))}) {end}"
         else:
             yield f"{part}: {begin} {value}"
             yield f"{value}[suffix={end}]: /(?s:.*)/"

@@ -6,12 +6,16 @@ writes of earlier replies.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from .._specrs import Tokenizer
 from ..text import Decoder
+
+NAME = re.compile('[^\\s\\[\\]{}<>"\ud800-\udfff]*')
+"""A name of a tool where it stands without quotes; halves of surrogate pairs stand for marks."""
 
 Body = Literal["json", "named", "xml"]
 """How a call is written: an object with its name and arguments, or a list of such objects; the

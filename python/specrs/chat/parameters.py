@@ -40,17 +40,23 @@ def is_text_only(schema: Any) -> bool:
     return not set(_types(schema)) - {"string"}
 
 
+def choices(schema: Any) -> list[Any]:
+    """Return the only values that the schema of a parameter allows, if it lists them."""
+    if not isinstance(schema, dict):
+        return []
+    return [schema["const"]] if "const" in schema else _listed(schema.get("enum"))
+
+
 def _types(schema: Any) -> Iterator[str]:
     """Name the types that a schema allows, as far as it says."""
     if not isinstance(schema, dict):
         return
     kind = schema.get("type")
     yield from [kind] if isinstance(kind, str) else map(str, _listed(kind))
-    for choices in ("anyOf", "oneOf"):
-        for choice in _listed(schema.get(choices)):
+    for key in ("anyOf", "oneOf"):
+        for choice in _listed(schema.get(key)):
             yield from _types(choice)
-    for value in _listed(schema.get("enum")):
-        yield _type_of(value)
+    yield from map(_type_of, choices(schema))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..text import Piece, ToolCallDelta, overlap
 from .cursor import SPACE, Cursor, NoCallError, Waiting
-from .formats import CallFormat, Marks
+from .formats import NAME, CallFormat, Marks
 from .parameters import typed
-
-# Also without halves of surrogate pairs, which stand for marks.
-_NAME = re.compile("[^\\s\\[\\]{}()<>\"',;:\ud800-\udfff]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,10 +254,10 @@ class ReplyReader(Cursor):
         """Read the name, perhaps an id, and the arguments, with marks between them."""
         before_id, before_arguments = map(self._rules.marks.written, form.named)
         yield from self.peek()
-        name = yield from self._known_name() if known else self.run(_NAME)
+        name = yield from self._known_name() if known else self.run(NAME)
         id_ = None
         if before_id and (yield from self.take(before_id)):
-            id_ = yield from self.run(_NAME)
+            id_ = yield from self.run(NAME)
         yield from self.expect(before_arguments)
         if (yield from self.peek()) != "{":
             raise NoCallError
@@ -328,10 +324,11 @@ class ReplyReader(Cursor):
     def _give_back(self, length: int, count: int) -> None:
         """Give up a call: its first characters are text, what follows is read again."""
         if self._rules.certain and self._count > count:
-            # Nothing but an end can have cut it off: what came of it stays.
-            if self._from is not None:
+            # Nothing but an end can have cut it off: what came of it stays, and an unfinished mark
+            # or value without quotes is left out.
+            if self.ended:
                 self.at = len(self.text)
-                self._take_arguments()
+            self._take_arguments()
             self.drop(self.at)
         else:
             self._tried.clear()

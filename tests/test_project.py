@@ -62,6 +62,13 @@ PYTHON_ORDER = {
         "process",
         "template",
         "messages",
+        "tools",
+        "formats",
+        "cursor",
+        "parameters",
+        "reading",
+        "forced",
+        "tokens",
         "format",
         "__init__",
     ],
@@ -97,16 +104,8 @@ PYTHON_ORDER = {
 }
 
 # Of the standard library: loaded when they are needed, never by `import specrs`.
-HEAVY_MODULES = {
-    "asyncio",
-    "email",
-    "hashlib",
-    "http.client",
-    "importlib.metadata",
-    "subprocess",
-    "tempfile",
-    "zipfile",
-}
+HEAVY_MODULES = {"asyncio", "email", "hashlib", "http.client", "importlib.metadata", "subprocess"}
+HEAVY_MODULES |= {"tempfile", "zipfile"}
 
 
 def sources() -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from enum import Enum
@@ -185,7 +186,12 @@ def generate(
             stream = llm.stream_chat([message], progress=progress, **conversation, **options)
         else:
             stream = llm.stream(text, progress=progress, **options)
+        chunks = []
         for chunk in stream:
+            chunks.append(chunk)
+            print(chunk.reasoning, end="", file=sys.stderr, flush=True)
             print(chunk.text, end="", flush=True)
     print()
+    for call in stream.completion(chunks).tool_calls:
+        print(json.dumps(call.as_dict(), ensure_ascii=False))
     print(summary(stream.stats), file=sys.stderr)

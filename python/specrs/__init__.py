@@ -54,7 +54,9 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "FixedLength",
+    "ForcedTokens",
     "GgufError",
+    "Grammar",
     "LengthPolicy",
     "Llama",
     "PromptLookup",
@@ -78,15 +80,30 @@ __all__ = [
 
 __version__: str
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from .speculation.forced import ForcedTokens as ForcedTokens
+    from .structured.grammar import Grammar as Grammar
+else:  # type checkers would believe that it knows every name
 
     class _Package(type(sys)):
-        # Reading the installed version takes about as long as all the imports above. A function
-        # __getattr__ would do the same, and stand in the middle of help(specrs).
-        @property
-        def __version__(self) -> str:
-            from importlib.metadata import version
+        # A function __getattr__ would do the same, and stand in the middle of help(specrs).
+        def __getattr__(self, name: str) -> object:
+            if name == "Grammar":  # only some programs need it
+                from .structured.grammar import Grammar
 
-            return version("specrs")
+                return Grammar
+            if name == "ForcedTokens":
+                from .speculation.forced import ForcedTokens
+
+                return ForcedTokens
+            # Reading the installed version takes about as long as all the imports above.
+            if name == "__version__":
+                from importlib.metadata import version
+
+                return version("specrs")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+        def __dir__(self) -> list[str]:
+            return sorted({*super().__dir__(), *__all__})
 
     sys.modules[__name__].__class__ = _Package

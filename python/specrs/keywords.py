@@ -41,6 +41,7 @@ PEERS = {
     "num_speculative_tokens": "draft_length",
     # chats and answers in a form
     "functions": "tools",
+    "function_call": "tool_choice",
     "chat_template_kwargs": "template_variables",
     "enable_thinking": "template_variables",
     "documents": "template_variables",

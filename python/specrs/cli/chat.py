@@ -90,6 +90,8 @@ def chat(
         drafter = DrafterName.prompt_lookup
     either = given(num_draft_tokens=num_draft_tokens)
     check_drafter(drafter, draft_model, **either)
+    if drafter is DrafterName.forced_tokens:
+        raise ValueError("--drafter forced-tokens is for replies of a grammar; a chat has none")
     variables = variables_of(template_variable)
     if sys.stdin is None:
         raise ValueError("standard input is closed; there is nobody to talk with")
@@ -121,6 +123,7 @@ class Terminal:
     def __init__(self) -> None:
         # https://no-color.org
         self._colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._thinking = False
         with suppress(ImportError):  # not everywhere; without it there are no keys to edit with
             import readline  # noqa: F401 - input() uses it
 
@@ -145,12 +148,18 @@ class Terminal:
             lines.clear()
 
     def show(self, chunk: Chunk) -> None:
-        """Write a piece of a reply; accepted draft tokens are green."""
+        """Write a piece of a reply: accepted draft tokens in green, thoughts dimly."""
         # A model may say anything, and the terminal is not to obey it.
-        text = printable(chunk.text, keep="\n\t")
-        if text and chunk.from_draft and self._colours:
-            text = f"\x1b[32m{text}\x1b[0m"
-        print(text, end="", flush=True)
+        thought, text = (printable(t, keep="\n\t") for t in (chunk.reasoning, chunk.text))
+        if thought:
+            print(f"\x1b[2m{thought}\x1b[0m" if self._colours else thought, end="", flush=True)
+            self._thinking = True
+        if text:
+            if self._thinking:
+                print()
+                self._thinking = False
+            coloured = chunk.from_draft and self._colours
+            print(f"\x1b[32m{text}\x1b[0m" if coloured else text, end="", flush=True)
 
     def stoppable(self) -> AbstractContextManager[None]:
         """Let Ctrl-C stop the reply and nothing else."""
@@ -171,7 +180,8 @@ class Pipe:
             raise not_utf8(error) from None
 
     def show(self, chunk: Chunk) -> None:
-        """Write a piece of a reply."""
+        """Write a piece of a reply; thoughts are none of it."""
+        print(chunk.reasoning, end="", file=sys.stderr, flush=True)
         print(chunk.text, end="", flush=True)
 
     def stoppable(self) -> AbstractContextManager[None]:
@@ -243,7 +253,7 @@ class Talk:
             conversation.take_back()
             raise
         print(flush=True)
-        if stream is None or (stream.finish_reason is None and not texts):
+        if stream is None or (stream.finish_reason is None and not any(texts)):
             conversation.take_back()
             _note("stopped; the message is forgotten")
             return

@@ -53,6 +53,7 @@ class DrafterName(str, Enum):
     none = "none"
     prompt_lookup = "prompt-lookup"
     suffix_decoding = "suffix-decoding"
+    forced_tokens = "forced-tokens"
 
 
 DRAFTER_HELP = "Who guesses ahead. The text stays the same, it only comes sooner."
@@ -95,7 +96,8 @@ def check_drafter(drafter: DrafterName | None, draft_model: str | None, **needin
     if drafts and draft_model:
         raise ValueError("--drafter and --draft-model exclude each other")
     for name in given(**needing):
-        if not (drafts or draft_model):
+        counted = name == "num_draft_tokens" and drafter is DrafterName.forced_tokens
+        if counted or not (drafts or draft_model):
             raise ValueError(f"--{name.replace('_', '-')} needs --drafter or --draft-model")
 
 
@@ -125,4 +127,6 @@ def drafter_of(
         return specrs.PromptLookup(**of_lookup, **of_either)
     if drafter is DrafterName.suffix_decoding:
         return specrs.SuffixDecoding(**of_either)
+    if drafter is DrafterName.forced_tokens:
+        return specrs.ForcedTokens()
     return None

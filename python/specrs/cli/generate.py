@@ -46,6 +46,7 @@ from .options import (
     check_max_tokens,
     default_of,
     given,
+    grammar_of,
     stdin_text,
     text_of,
     tools_of,
@@ -111,6 +112,17 @@ def generate(
     frequency_penalty: FrequencyPenalty = None,
     presence_penalty: PresencePenalty = None,
     logit_bias: LogitBias = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The text is JSON that fits the schema in this file."),
+    ] = None,
+    grammar: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.lark", help="The text is what the rules in this file derive."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="The text matches this regular expression as a whole.")
+    ] = None,
     drafter: Annotated[
         DrafterName | None, typer.Option(help=DRAFTER_HELP, show_default="none")
     ] = None,
@@ -193,6 +205,7 @@ def generate(
         raise ValueError("--p-min needs --draft-model")
     length = None if draft_length is None else specrs.FixedLength(draft_length)
     check_max_tokens(max_tokens)
+    constraint = grammar_of(json_schema, grammar, regex)
     conversation = given(
         tools=None if tools is None else tools_of(tools),
         template_variables=variables_of(template_variable),
@@ -239,6 +252,7 @@ def generate(
         drafter=chosen,
         draft_length=length,
         attention=pattern,
+        grammar=constraint,
     )
     options |= {"ignore_eos": ignore_eos, "skip_special_tokens": not special_tokens}
     if source is not None and target is not None:
@@ -258,17 +272,27 @@ def generate(
     for out in _results(llm, begun, count, sampling, options):
         print(json.dumps(out.as_dict(), ensure_ascii=False) if as_json else out.text, flush=True)
         if not as_json:
-            print(summary(out.stats), file=sys.stderr)
+            _tell(out)
 
 
 def _stream(llm: specrs.Llama, prompt: str | Sequence[int], options: dict[str, Any]) -> None:
     """Print one text as it comes."""
     with progress_bar("prompt") as progress:
         stream = llm.stream(prompt, progress=progress, **options)
+        chunks = []
         for chunk in stream:
+            chunks.append(chunk)
+            print(chunk.reasoning, end="", file=sys.stderr, flush=True)
             print(chunk.text, end="", flush=True)
     print()
-    print(summary(stream.stats), file=sys.stderr)
+    _tell(stream.completion(chunks))
+
+
+def _tell(out: specrs.Completion) -> None:
+    """Print what there is beside the text of a result."""
+    for call in out.tool_calls:
+        print(json.dumps(call.as_dict(), ensure_ascii=False))
+    print(summary(out.stats), file=sys.stderr)
 
 
 def _results(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from ..arguments import checked_tokens
 from .evaluate import scores
 from .score import Score
-from .texts import checked_top_logprobs, pairs, several, texts
+from .texts import pairs, several, texts
 
 if TYPE_CHECKING:
     Prompt = str | Sequence[int]
@@ -55,7 +56,7 @@ class ScoredTexts:
         Raises TypeError, ValueError, or ContextOverflow for what is too long.
         """
         llm: Any = self
-        count = checked_top_logprobs(top_logprobs, llm.n_vocab)
+        count = checked_tokens("top_logprobs", top_logprobs, llm.n_vocab)
         listed = several(continuations)
         single = continuations is not None and listed is None
         wanted = texts(llm.tokenizer, prompt, [continuations] if single else listed, llm.n_ctx)
@@ -83,7 +84,7 @@ class ScoredTexts:
         and says of which prompt.
         """
         llm: Any = self
-        count = checked_top_logprobs(top_logprobs, llm.n_vocab)
+        count = checked_tokens("top_logprobs", top_logprobs, llm.n_vocab)
         wanted = [
             texts(llm.tokenizer, prompt, listed, llm.n_ctx, f"prompts[{i}]: ")[0]
             for i, (prompt, listed) in enumerate(pairs(prompts, continuations))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._specrs import ContextOverflow, Tokenizer
-from ..arguments import NO_TOKEN_IDS, checked_int, checked_text, checked_token_ids
+from ..arguments import NO_TOKEN_IDS, checked_text, checked_token_ids
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,6 @@ def several(continuations: Any) -> list[Any] | None:
     listed = list(continuations)
     is_ids = bool(listed) and not isinstance(listed[0], str) and not isinstance(listed[0], Iterable)
     return None if is_ids else listed
-
-
-def checked_top_logprobs(count: Any, n_vocab: int) -> int:
-    """Return `top_logprobs`; TypeError or ValueError if it is no number of tokens."""
-    number = checked_int("top_logprobs", count)
-    if not 0 <= number <= n_vocab:
-        raise ValueError(
-            f"top_logprobs must be from 0 to {n_vocab}, the size of the vocabulary, not {number}"
-        )
-    return number
 
 
 def pairs(prompts: Any, continuations: Any) -> list[tuple[Any, list[Any] | None]]:

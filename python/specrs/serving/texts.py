@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..arguments import checked_bool, checked_positive
 from ..completion import Completion
-from ..options import OptionsOfChat, check_options
+from ..options import OptionsOfChat, OptionsOfText, check_options
 from ..speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
 from ..text import Chunk
 from .batch import Batch
@@ -102,14 +102,14 @@ class ManyTexts:
             cache_bytes: As for `batch`.
             show_progress: Tell on stderr how far it is, if that is a terminal.
             return_errors: Return what goes wrong with a prompt in its place.
-            **options: As for `generate`, but without `session`. `sampling`, `drafter` and
-                `max_tokens` may be a list with a value for each prompt.
+            **options: As for `generate`, but without `session`. `sampling`, `drafter`,
+                `max_tokens` and `grammar` may be a list with a value for each prompt.
 
         Raises BatchError once all others are done if some failed, unless `return_errors`;
         BatchInterrupted, a KeyboardInterrupt with what is done, on Ctrl-C; TypeError or ValueError
         at once for arguments that are wrong for all.
         """
-        check_options("generate_many", options)
+        check_options("generate_many", options, OptionsOfText)
         return self._collected(
             "add", prompts, max_requests, cache_bytes, show_progress, return_errors, options
         )
@@ -172,7 +172,7 @@ class ManyTexts:
 
         Arguments and errors are those of `generate_many`. Closing the iterator cancels the rest.
         """
-        check_options("stream_many", options)
+        check_options("stream_many", options, OptionsOfText)
         many = self._many("add", prompts, max_requests, cache_bytes, options)
         return _chunks(many)
 

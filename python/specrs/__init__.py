@@ -16,6 +16,7 @@ from ._specrs import Session as Session
 from .chat.template import TemplateError as TemplateError
 from .completion import Completion as Completion
 from .completion import Stream as Stream
+from .completion import ToolCall as ToolCall
 from .decoding.replay import Replay as Replay
 from .decoding.replay import replay as replay
 from .decoding.stats import Stats as Stats
@@ -71,6 +72,7 @@ __all__ = [
     "SuffixDecoding",
     "TemplateError",
     "TokenLogprob",
+    "ToolCall",
     "Trace",
     "__version__",
     "attention",

@@ -48,6 +48,9 @@ PEERS = {
     "response_format": "grammar",
     "json_schema": "grammar",
     "guided_json": "grammar",
+    "guided_regex": "grammar",
+    "guided_grammar": "grammar",
+    "structured_outputs": "grammar",
 }
 """Ours, by the names that transformers, vLLM, llama.cpp and its Python package, Ollama, MLX and
 OpenAI's API have for it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -107,7 +107,8 @@ class TextWriter:
 
     Args:
         decoder: The tokenizer's stream of whole characters.
-        stop: Strings that end the generation; the text ends before the first of them.
+        stop: Strings that end the generation; the text ends before the first of them. A mapping
+            tells of each what `matched_stop` calls it.
         end_ids: Ids that end it; they have no text.
         reader: Who tells reasoning and calls of tools from the text; None takes all as text.
 
@@ -118,12 +119,12 @@ class TextWriter:
     def __init__(
         self,
         decoder: Decoder,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | Mapping[str, str] = (),
         end_ids: Collection[int] = (),
         reader: Reader | None = None,
     ) -> None:
         self._decoder = decoder
-        self._stop = tuple(stop)
+        self._stop = stop if isinstance(stop, Mapping) else {text: text for text in stop}
         self._end_ids = end_ids
         self._reader = reader
         self._held = ""
@@ -139,7 +140,8 @@ class TextWriter:
             return True
         text = self._release(self._decoder.push(token))
         self._pieces.append(Piece(text) if self._reader is None else self._reader.feed(text))
-        self.matched_stop = self._found
+        if self._found is not None:
+            self.matched_stop = self._stop[self._found]
         return self._found is not None or (self._reader is not None and self._reader.over)
 
     def chunks(self, step: Step) -> Iterator[Chunk]:

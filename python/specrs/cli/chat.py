@@ -30,7 +30,7 @@ from .decoding import (
     drafter_of,
     sampling_of,
 )
-from .display import printable, progress_bar, summary
+from .display import parted, printable, progress_bar, summary
 from .options import (
     Device,
     Model,
@@ -123,7 +123,6 @@ class Terminal:
     def __init__(self) -> None:
         # https://no-color.org
         self._colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._thinking = False
         with suppress(ImportError):  # not everywhere; without it there are no keys to edit with
             import readline  # noqa: F401 - input() uses it
 
@@ -151,15 +150,11 @@ class Terminal:
         """Write a piece of a reply: accepted draft tokens in green, thoughts dimly."""
         # A model may say anything, and the terminal is not to obey it.
         thought, text = (printable(t, keep="\n\t") for t in (chunk.reasoning, chunk.text))
-        if thought:
-            print(f"\x1b[2m{thought}\x1b[0m" if self._colours else thought, end="", flush=True)
-            self._thinking = True
-        if text:
-            if self._thinking:
-                print()
-                self._thinking = False
-            coloured = chunk.from_draft and self._colours
-            print(f"\x1b[32m{text}\x1b[0m" if coloured else text, end="", flush=True)
+        if thought and self._colours:
+            thought = f"\x1b[2m{thought}\x1b[0m"
+        if text and chunk.from_draft and self._colours:
+            text = f"\x1b[32m{text}\x1b[0m"
+        print(thought + text, end="", flush=True)
 
     def stoppable(self) -> AbstractContextManager[None]:
         """Let Ctrl-C stop the reply and nothing else."""
@@ -246,7 +241,7 @@ class Talk:
                     turns = "turn is" if dropped == 1 else f"{dropped} turns are"
                     _note(f"the context is full: the oldest {turns} forgotten")
                 stream = conversation.reply(progress=progress)
-                for chunk in stream:
+                for chunk in parted(stream):
                     texts.append(chunk.text)
                     self._user.show(chunk)
         except BaseException:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ..decoding.stats import Stats
+from ..text import Chunk
 
 
 def readable_bytes(n: int) -> str:
@@ -46,6 +48,18 @@ def summary(stats: Stats) -> str:
         parts.append(f"seed {stats.seed}")
     prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
     return ", ".join([*parts, prompt])
+
+
+def parted(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Give the chunks of a reply, with a line break at the end of its reasoning."""
+    thinking = False
+    for chunk in chunks:
+        thinking = thinking or chunk.reasoning != ""
+        if thinking and chunk.text:
+            thinking = False
+            yield replace(chunk, reasoning=chunk.reasoning + "\n")
+        else:
+            yield chunk
 
 
 @contextmanager

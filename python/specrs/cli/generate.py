@@ -32,7 +32,7 @@ from .decoding import (
     drafter_of,
     sampling_of,
 )
-from .display import progress_bar, summary
+from .display import parted, progress_bar, summary
 from .lines import generate_lines, report
 from .options import (
     Device,
@@ -71,6 +71,13 @@ def generate(
     system: System = None,
     tools: Tools = None,
     template_variable: TemplateVariable = None,
+    parse_special: Annotated[
+        bool,
+        typer.Option(
+            "--parse-special",
+            help="Let control tokens that the prompt spells be these tokens; not with --chat.",
+        ),
+    ] = False,
     max_tokens: MaxTokens = None,
     stop: Annotated[
         list[str] | None,
@@ -212,6 +219,8 @@ def generate(
     )
     if (conversation or system is not None) and not chat:
         raise ValueError("--system, --tools and --template-variable need --chat")
+    if parse_special and chat:
+        raise ValueError("--parse-special and --chat exclude each other: no message spells tokens")
     if prompt is not None and prompt_file is not None:
         raise ValueError("--prompt and --prompt-file exclude each other")
     if (source is None) != (target is None):
@@ -255,6 +264,8 @@ def generate(
         grammar=constraint,
     )
     options |= {"ignore_eos": ignore_eos, "skip_special_tokens": not special_tokens}
+    if parse_special:
+        options["parse_special"] = True
     if source is not None and target is not None:
         options["sampling"] = sampling
         counts = generate_lines(llm, source, target, options, **given(max_requests=max_requests))
@@ -270,9 +281,13 @@ def generate(
         _stream(llm, begun, options | {"sampling": sampling})
         return
     for out in _results(llm, begun, count, sampling, options):
-        print(json.dumps(out.as_dict(), ensure_ascii=False) if as_json else out.text, flush=True)
-        if not as_json:
-            _tell(out)
+        if as_json:
+            print(json.dumps(out.as_dict(), ensure_ascii=False), flush=True)
+            continue
+        if out.reasoning is not None:
+            print(out.reasoning, file=sys.stderr)
+        print(out.text, flush=True)
+        _tell(out)
 
 
 def _stream(llm: specrs.Llama, prompt: str | Sequence[int], options: dict[str, Any]) -> None:
@@ -280,7 +295,7 @@ def _stream(llm: specrs.Llama, prompt: str | Sequence[int], options: dict[str, A
     with progress_bar("prompt") as progress:
         stream = llm.stream(prompt, progress=progress, **options)
         chunks = []
-        for chunk in stream:
+        for chunk in parted(stream):
             chunks.append(chunk)
             print(chunk.reasoning, end="", file=sys.stderr, flush=True)
             print(chunk.text, end="", flush=True)

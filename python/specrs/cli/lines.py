@@ -174,6 +174,7 @@ def _adder(batch: Batch, options: dict[str, Any]) -> Callable[[Line], Request]:
             raise ValueError(f"{next(iter(values))!r} is no option of a line; there are {known}")
         all_: Any = {**options, **own, "sampling": replace(options["sampling"], **drawn)}
         if messages is not None:
+            all_.pop("parse_special", None)  # no message spells tokens
             return batch.add_chat(messages, **all_)
         return batch.add(prompt, **all_)
 

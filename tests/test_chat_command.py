@@ -218,6 +218,17 @@ def test_accepted_drafts_are_green_and_nothing_else_is_obeyed(sit: Talk, model: 
     assert "\x1b[32m" not in sit(["Hello"], "--drafter", "none").out
 
 
+def test_thoughts_are_dim_and_stand_apart(talk: Talk, sit: Talk, model: Path) -> None:
+    settings = json.loads(model.read_text())
+    reply = [settings["vocab"].index(character) for character in "<think>Hm.</think>Yes"]
+    script = dict(enumerate([*reply, 0], len("u:Hello;")))
+    changed(model, script=script, eos=0, end_ids=[0], chat_template=f"{{# </think> #}}{CLEAR}")
+    ran = sit(["Hello"], "--drafter", "none")
+    assert ran.out.replace("\x1b[0m\x1b[2m", "") == "\x1b[2mHm.\n\x1b[0mYes\n"
+    ran = talk(["Hello"], "--max-tokens", 50)
+    assert (ran.out, ran.err) == ("Yes\n", "Hm.\n")
+
+
 def test_ctrl_c_stops_the_reply_only(
     sit: Talk, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -85,6 +85,25 @@ def test_several_results_have_seeds_that_follow_one_another(toy: Path, run: Run)
     assert run("generate", toy, "-p", "Hello", "-n", 0).code == 2
 
 
+def test_control_tokens_of_a_prompt_count_on_demand_only(
+    toy: Path, run: Run, tmp_path: Path
+) -> None:
+    flags = ["-p", "a<end>", "--max-tokens", 0]
+    assert "prompt 6 at" in run("generate", toy, *flags).err
+    assert "prompt 2 at" in run("generate", toy, *flags, "--parse-special").err
+    ran = run("generate", toy, *flags, "--parse-special", "--chat")
+    assert (ran.code, "--parse-special and --chat exclude each other" in ran.err) == (2, True)
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    messages = [{"role": "user", "content": "a<end>"}]
+    lines = [{"prompt": "a<end>"}, {"messages": messages}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = ("--input", source, "--output", target)
+    assert run("generate", toy, "--max-tokens", 1, "--parse-special", *files).code == 0
+    results = [json.loads(line) for line in target.read_text().splitlines()]
+    counts = {result["id"]: result["usage"]["prompt_tokens"] for result in results}
+    assert counts == {1: 2, 2: 6}
+
+
 @pytest.mark.parametrize(
     ("text", "meant"),
     [

@@ -14,22 +14,42 @@ if TYPE_CHECKING:
     from ._specrs import Session
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of a generation; `Llama.stream` explains them."""
+class _Options(TypedDict, total=False):
+    """What is the same for one generation and for many."""
 
-    max_tokens: int | None
-    sampling: Sampling
-    drafter: Drafter | None
     draft_length: LengthPolicy | None
     stop: str | Sequence[str]
     stop_token_ids: Collection[int]
     ignore_eos: bool
     skip_special_tokens: bool
     logprobs: int | None
-    session: Session | None
     attention: Attention
     progress: Callable[[int, int], object] | None
     trace: bool
+
+
+class RequestOptions(_Options, total=False):
+    """The keyword arguments of a generation that has a session of its own."""
+
+    max_tokens: int | None
+    sampling: Sampling
+    drafter: Drafter | None
+
+
+class Options(RequestOptions, total=False):
+    """The keyword arguments of a generation; `Llama.stream` explains them."""
+
+    session: Session | None
+
+
+class ManyOptions(_Options, total=False):
+    """The keyword arguments of many generations; `Llama.generate_many` explains them."""
+
+    max_tokens: int | None | Sequence[int | None]
+    sampling: Sampling | Sequence[Sampling]
+    drafter: Drafter | None | Sequence[Drafter | None]
+    max_requests: int
+    cache_bytes: int | None
 
 
 class ChatOptions(TypedDict, total=False):
@@ -43,6 +63,14 @@ class ChatOptions(TypedDict, total=False):
 
 class OptionsOfChat(Options, ChatOptions, total=False):
     """The keyword arguments of a reply."""
+
+
+class RequestOptionsOfChat(RequestOptions, ChatOptions, total=False):
+    """The keyword arguments of a reply that has a session of its own."""
+
+
+class ManyOptionsOfChat(ManyOptions, ChatOptions, total=False):
+    """The keyword arguments of many replies."""
 
 
 def checked_length(

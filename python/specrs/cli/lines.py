@@ -66,20 +66,21 @@ def generate_lines(
     progress = Progress(len(left), shown=True)
     with target.open("ab") as out:
         try:
-            for number, _ in many.run():
-                line, completion = left[number], many.results[number]
-                progress.update(completion)
+            for number, _, outcome in many.run():
+                if outcome is None:  # cancelled
+                    continue
+                line = left[number]
+                progress.update(outcome)
                 result: dict[str, Any] = {"id": line.id}
-                if completion is None:
+                if isinstance(outcome, Exception):
                     failed += 1
-                    result["error"] = _message(many.errors.pop(number))
+                    result["error"] = _message(outcome)
                 else:
-                    result["text"] = completion.text
-                    result["finish_reason"] = completion.finish_reason
-                    stats, many.results[number] = completion.stats, None
+                    result["text"] = outcome.text
+                    result["finish_reason"] = outcome.finish_reason
                     result["usage"] = {
-                        "prompt_tokens": stats.prompt_tokens,
-                        "completion_tokens": stats.tokens_generated,
+                        "prompt_tokens": outcome.stats.prompt_tokens,
+                        "completion_tokens": outcome.stats.tokens_generated,
                     }
                 result["options"] = line.digest
                 out.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")

@@ -57,7 +57,7 @@ class Caches:
         found, node = 0, None
         if self._prefixes is not None and sequence.shareable:
             found, node = self._prefixes.find(sequence.tokens, sequence.salt)
-            found = min(found, len(sequence.tokens) - 1)
+            found = min(found, sequence.reusable)
         # Taken first, so that it cannot be forgotten to make room for the rest.
         if node is not None and found and self._prefixes is not None:
             session, table = self._prefixes.take(node, found)

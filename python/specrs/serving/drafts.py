@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -70,13 +70,20 @@ class Drafts:
     Args:
         cost: Seconds of a pass by its rows.
         exploration: Part of the time that may be lost on trying what does not seem to pay.
+        clock: Tells how long drafters take.
     """
 
     FADING = 0.99
     UNTRIED = 4  # tokens asked of a drafter as long as it is not known what they cost
 
-    def __init__(self, cost: ForwardCost, exploration: float = 0.01) -> None:
+    def __init__(
+        self,
+        cost: ForwardCost,
+        exploration: float = 0.01,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self._cost = cost
+        self._clock = clock
         self._exploration = exploration
         self._rows = 1  # of the next pass, without drafts and prompts
         self._draft_costs: dict[str, float] = {}  # seconds per token
@@ -95,7 +102,7 @@ class Drafts:
 
     def ask(
         self, asking: list[Sequence], running: list[Sequence]
-    ) -> Iterator[tuple[Sequence, Draft | Exception]]:
+    ) -> Iterator[tuple[Sequence, Draft | BaseException]]:
         """Give the drafts to verify, or what went wrong, of the sequences that are `asking`."""
         self._rows = max(1, sum(not s.prefilling for s in running))
         shared: list[tuple[Sequence, Draft, list[float]]] = []
@@ -106,7 +113,7 @@ class Drafts:
                 source = draft.drafter, class_of(draft.matched)
                 shared.append((sequence, draft, length.acceptance(source).gains(len(draft))))
             else:
-                fixed += 0 if isinstance(draft, Exception) else len(draft)
+                fixed += 0 if isinstance(draft, BaseException) else len(draft)
                 yield sequence, draft
         counts = self._chosen([gains for _, _, gains in shared], self._rows + fixed)
         self._slower = self._cost(self._rows + fixed + sum(counts)) / self._cost(self._rows)
@@ -114,9 +121,9 @@ class Drafts:
             del draft[count:]
             yield sequence, draft
 
-    def _proposals(self, asking: list[Sequence]) -> dict[Sequence, Draft | Exception]:
+    def _proposals(self, asking: list[Sequence]) -> dict[Sequence, Draft | BaseException]:
         """Ask everybody's drafter; of chains each member until one has a draft."""
-        found: dict[Sequence, Draft | Exception] = {sequence: Draft() for sequence in asking}
+        found: dict[Sequence, Draft | BaseException] = {sequence: Draft() for sequence in asking}
         open_ = [(s, s.asked, members_of(s.asked.drafter)) for s in asking if s.asked is not None]
         turn = 0
         while open_:
@@ -125,7 +132,7 @@ class Drafts:
                 member = members[turn]
                 try:
                     k = how_many(member, proposal.length, proposal.room)
-                except Exception as error:
+                except BaseException as error:
                     found[sequence] = error
                     continue
                 if k:
@@ -140,10 +147,10 @@ class Drafts:
             open_ = [o for o in open_ if found[o[0]] == [] and turn < len(o[2])]
         return found
 
-    def _group(self, group: list[Asked]) -> dict[Sequence, Draft | Exception]:
+    def _group(self, group: list[Asked]) -> dict[Sequence, Draft | BaseException]:
         """Ask a drafter for all its generations."""
-        started = perf_counter()
-        drafts: dict[Sequence, Draft | Exception] = {}
+        started = self._clock()
+        drafts: dict[Sequence, Draft | BaseException] = {}
         proposals = None
         alone = self._rows == len(group) == 1
         if not alone and hasattr(group[0].member, "propose_many"):
@@ -156,11 +163,11 @@ class Drafts:
                 else:
                     draft = checked_draft(one.member, proposals[i], one.k, wanted.n_vocab)
                 drafts[one.sequence] = kept(wanted.length, draft)
-            except Exception as error:
+            except BaseException as error:
                 drafts[one.sequence] = error
         count = sum(len(draft) for draft in drafts.values() if isinstance(draft, Draft))
         if count:
-            self._note(type(group[0].member).__name__, (perf_counter() - started) / count)
+            self._note(type(group[0].member).__name__, (self._clock() - started) / count)
         return drafts
 
     def _note(self, drafter: str, seconds: float) -> None:
@@ -254,7 +261,7 @@ def _together(group: list[Asked]) -> list[Any] | None:
     drafters = [[one.member for one in group]] if hasattr(first, "origin") else []
     try:
         proposals = list(origin.propose_many(histories, ks, *drafters))
-    except Exception:
+    except BaseException:
         return None  # each alone will tell whose fault it was
     intact = lengths == [len(history) for history in histories]
     return proposals if intact and len(proposals) == len(group) else None

@@ -220,6 +220,39 @@ def test_any_iterable_is_read_in_a_window(llm: Llama) -> None:
     assert (read, ended) == (60, 60)
 
 
+@pytest.mark.parametrize("sort", [True, False])
+def test_what_begins_alike_runs_one_after_the_other(llm: Llama, sort: bool) -> None:
+    """Questions on six texts in turns, where memory holds three of the texts."""
+    texts = [[5 + i] * 128 for i in range(6)]
+    prompts = [[*text, question] for question in range(5, 9) for text in texts]
+    batch = llm.batch(max_requests=6, cache_bytes=13 * 512)
+    keys: dict[str, Any] = {} if sort else {"key": lambda prompt: ""}
+    many = Many(batch, batch.add, prompts, 24, {"max_tokens": 1}, **keys)
+    done = [number for number, _, _ in many.run()]
+    assert sorted(done) == list(range(24))
+    assert batch.stats.prompt_tokens == 24 * 129
+    evaluated = batch.stats.prompt_tokens - batch.stats.cached_tokens
+    assert (evaluated < 8 * 129) == sort
+
+
+def test_nobody_is_passed_over_for_ever(llm: Llama) -> None:
+    """Where prompts keep coming that stand after the last one in their order."""
+    added: list[str] = []
+
+    def add(prompt: str, **options: Any) -> Any:
+        added.append(prompt)
+        return batch.add(prompt, **options)
+
+    def prompts() -> Iterator[str]:
+        for i in range(60):
+            yield "a" if i == 9 else "b" * (1 + i)
+
+    batch = llm.batch(max_requests=2)
+    list(Many(batch, add, prompts(), 8, {"max_tokens": 1}).run())
+    assert 9 < added.index("a") <= 9 + 2 * 8 + 8
+    assert len(added) == 60
+
+
 def test_ctrl_c_keeps_what_is_done(llm: Llama) -> None:
     def prompts() -> Iterator[str]:
         yield "abc"

@@ -65,6 +65,7 @@ PYTHON_ORDER = {
     "serving": [
         "pages",
         "memory",
+        "cost",
         "prefixes",
         "sequence",
         "caches",

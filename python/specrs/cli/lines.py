@@ -13,7 +13,7 @@ from typing import Any
 from ..llama import Llama
 from ..sampling import Sampling
 from ..serving.batch import Batch
-from ..serving.many import WINDOW, Many, Progress
+from ..serving.many import WINDOW, Many, Progress, order
 from ..serving.request import Request
 
 OWN = ("max_tokens", "stop")
@@ -62,7 +62,8 @@ def generate_lines(
     left = [line for line in lines if key_of(line.id) not in finished]
     failed = 0
     batch = llm.batch(max_requests=max_requests, cache_bytes=cache_bytes)
-    many = Many(batch, _adder(batch, options), left, WINDOW * max_requests, {})
+    add, window = _adder(batch, options), WINDOW * max_requests
+    many = Many(batch, add, left, window, {}, key=lambda line: order(_asked(line)))
     progress = Progress(len(left), shown=True)
     with target.open("ab") as out:
         try:
@@ -88,6 +89,11 @@ def generate_lines(
         finally:
             progress.close()
     return len(left) - failed, len(finished), failed
+
+
+def _asked(line: Line) -> Any:
+    """Return the prompt or the messages of a line."""
+    return line.values.get("prompt", line.values.get("messages"))
 
 
 def read_lines(source: Path, common: str) -> list[Line]:

@@ -16,7 +16,7 @@ from ..arguments import checked_bool, checked_count, checked_positive
 from ..completion import Stream
 from ..decoding.loop import Generation
 from ..options import RequestOptions, RequestOptionsOfChat, check_options
-from ..speculation.costs import MeasuredCost
+from .cost import PassCost
 from .memory import available
 from .pages import PAGE, Pages, pages_of
 from .request import Request, Waiter, wake
@@ -102,7 +102,7 @@ class Batch:
     def __init__(
         self,
         llm: Source,
-        cost: MeasuredCost,
+        cost: PassCost,
         *,
         max_requests: int = 16,
         cache_bytes: int | None = None,
@@ -221,7 +221,7 @@ class Batch:
     def _add(
         self, prepare: Callable[..., Stream], prompt: Any, salt: Hashable, options: dict[str, Any]
     ) -> Request:
-        self._check()
+        self.check()
         try:
             hash(salt)
         except TypeError:
@@ -230,7 +230,7 @@ class Batch:
         generation = stream.generation
         extra = self._extra_pages(generation)
         with self._changed:
-            self._check()
+            self.check()
             if self._closing:
                 raise RuntimeError("the batch is closed; make a new one with llm.batch()")
             sequence = self._steps.prepare(next(self._numbers), generation, salt, extra)
@@ -271,8 +271,8 @@ class Batch:
         positions = most_positions(generation, len(generation.prompt))
         return -(-pages_of(positions) * PAGE * per_token // self._page_bytes)
 
-    def _check(self) -> None:
-        """Raise where nobody will ever answer."""
+    def check(self) -> None:
+        """Raise RuntimeError where nobody would ever answer: in a fork, and after a fault of ours."""
         if self._process != os.getpid():
             raise RuntimeError(
                 "the batch belongs to the process that made it, and its thread is not in this "
@@ -290,7 +290,7 @@ class Batch:
 
     def _check_waiting(self) -> None:
         """Raise where whoever waits for a request would do so for ever."""
-        self._check()
+        self.check()
         self._check_thread()
 
     def _run(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left, insort
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice
-from operator import index
+from operator import index, itemgetter
 from queue import Empty, SimpleQueue
 from reprlib import repr as shortened
 from time import monotonic
@@ -22,7 +23,7 @@ PER_PROMPT = ("sampling", "drafter", "max_tokens")
 """Options of which there may be a list, with a value for each prompt."""
 
 WINDOW = 4
-"""Prompts read ahead, for each request that may run."""
+"""Prompts read ahead, for each request that may run; half of them are added to the batch."""
 
 Outcome = Completion | Exception
 """What became of a prompt."""
@@ -77,8 +78,18 @@ class BatchInterrupted(KeyboardInterrupt):
         return type(self), (self.results, self.errors)
 
 
+def order(prompt: Any) -> str:
+    """Return a key by which prompts that begin alike stand together."""
+    if isinstance(prompt, str):
+        return prompt
+    return repr(prompt) if isinstance(prompt, (list, tuple)) else ""
+
+
 class Many:
     """Prompts on their way through a batch.
+
+    Those that were read and have to wait are added in the order of their texts: what begins alike
+    runs one after the other, as long as the common beginning is kept.
 
     Args:
         batch: Where they run; it is closed at the end.
@@ -87,6 +98,7 @@ class Many:
         window: How many to have there at once.
         options: Of all of them; `PER_PROMPT` may be lists.
         kind: What they are called: "prompts" or "conversations".
+        key: Gives their order.
 
     Attributes:
         count: How many were read.
@@ -99,17 +111,25 @@ class Many:
         prompts: Iterable[Any],
         window: int,
         options: Mapping[str, Any],
+        *,
         kind: str = "prompts",
+        key: Callable[[Any], str] = order,
     ) -> None:
         self.count = 0
         self._batch = batch
         self._add = add
         self._prompts = _several(kind, prompts)
         self._window = window
+        self._key = key
         self._options = dict(options)
         self._lists = {name: self._options.pop(name) for name in lists_of(options)}
+        # To read from a list takes no time, so that all of the window is put in order; of other
+        # iterables nobody knows.
+        self._at_once = not isinstance(prompts, Sized)
         if isinstance(prompts, Sized):
             self._check_lists(len(prompts))
+        self._ahead: list[tuple[str, int, Any]] = []  # that were read: key, index and prompt
+        self._last = ""  # the key of the last one that was added
         self._open: dict[int, Request | Exception] = {}  # that are not told to be over
         self._taken: dict[int, int] = {}  # chunks of theirs that were given
         self._news: SimpleQueue[int] = SimpleQueue()  # who has something to tell
@@ -118,10 +138,14 @@ class Many:
         """Run all prompts; give what comes of them. Closing it cancels those that are not over."""
         with self._batch:
             more = True
-            while more or self._open:
-                full = not more or len(self._open) >= self._window
-                if not full:
+            while more or self._ahead or self._open:
+                if more and len(self._ahead) + len(self._open) < self._window:
                     more = self._read()
+                full = not more or len(self._ahead) + len(self._open) >= self._window
+                while self._ahead and len(self._open) < self._window // 2:
+                    if not (full or self._at_once):
+                        break
+                    self._add_next()
                 try:
                     number = self._news.get(block=full and bool(self._open))
                 except Empty:
@@ -155,7 +179,7 @@ class Many:
         self._taken.pop(number, None)
 
     def _read(self) -> bool:
-        """Add the next prompt; False if there is none."""
+        """Read the next prompt; False if there is none."""
         number = self.count
         try:
             prompt = next(self._prompts)
@@ -165,14 +189,24 @@ class Many:
         for name, values in self._lists.items():
             if number == len(values):
                 raise ValueError(f"{name} has {number} values, and there are more prompts")
-        own = {name: values[number] for name, values in self._lists.items()}
+        insort(self._ahead, (self._key(prompt), number, prompt), key=itemgetter(0, 1))
         self.count += 1
+        return True
+
+    def _add_next(self) -> None:
+        """Add the prompt that comes after the last one in their order, or one that waits long."""
+        self._batch.check()
+        at = bisect_left(self._ahead, self._last, key=itemgetter(0)) % len(self._ahead)
+        oldest = min(range(len(self._ahead)), key=lambda i: self._ahead[i][1])
+        if self._ahead[oldest][1] < self.count - 2 * self._window:
+            at = oldest
+        self._last, number, prompt = self._ahead.pop(at)
+        own = {name: values[number] for name, values in self._lists.items()}
         try:
             self._open[number] = self._add(prompt, **self._options, **own)
         except Exception as error:
             self._open[number] = error
         self._news.put(number)
-        return True
 
     def _check_lists(self, count: int) -> None:
         for name, values in self._lists.items():

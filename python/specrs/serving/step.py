@@ -12,8 +12,8 @@ from .._specrs import Lease, Session
 from ..decoding.loop import Generation
 from ..decoding.step import Answer, Proposal, Step
 from ..speculation.adaptive import AdaptiveLength
-from ..speculation.costs import MeasuredCost
 from .caches import Caches
+from .cost import PassCost, positions_seen
 from .drafts import Drafts, SharedLength
 from .pages import Pages
 from .prefixes import Prefixes
@@ -69,7 +69,7 @@ class Steps:
         *,
         max_requests: int,
         keep_prefixes: bool,
-        cost: MeasuredCost,
+        cost: PassCost,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         prefixes = Prefixes(pages) if keep_prefixes else None
@@ -165,7 +165,8 @@ class Steps:
             return [self._together([piece])[0] for piece in pieces]
         seconds = self._clock() - started
         rows = sum(len(piece.tokens) for piece in pieces)
-        self._cost.update(rows, seconds)
+        seen = sum(positions_seen(p.sequence.computed, len(p.tokens)) for p in pieces)
+        self._cost.update(rows, seen, seconds)
         self.passes += 1
         self.rows += rows
         self.prefill_rows += sum(len(piece.tokens) for piece in pieces if piece.prompt)

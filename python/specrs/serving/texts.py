@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ..arguments import checked_bool
 from ..completion import Completion
 from ..options import ManyOptions, ManyOptionsOfChat, Options
-from ..speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
 from ..text import Chunk
 from .batch import Batch, check_request_options
+from .cost import PassCost
 from .many import WINDOW, BatchError, BatchInterrupted, Many, Progress, collected, lists_of
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ class ManyTexts:
     """The methods of `Llama` for many texts; every result is that of `generate`, to the bit."""
 
     @cached_property
-    def _pass_cost(self) -> MeasuredCost:
+    def _pass_cost(self) -> PassCost:
         """What passes cost that texts share, learned by all batches together."""
-        return MeasuredCost(ASSUMED_OF_PASSES)
+        return PassCost()
 
     def batch(
         self,
@@ -158,7 +158,7 @@ class ManyTexts:
         of_batch = {name: own.pop(name) for name in ("max_requests", "cache_bytes") if name in own}
         batch = self.batch(**of_batch)
         kind, add = ("conversations", batch.add_chat) if chats else ("prompts", batch.add)
-        many = Many(batch, add, prompts, WINDOW * batch.max_requests, own, kind)
+        many = Many(batch, add, prompts, WINDOW * batch.max_requests, own, kind=kind)
         # What is wrong for all is wrong at once, whatever the prompts.
         lists = lists_of(own)
         common = {n: v for n, v in own.items() if n in Options.__annotations__ and n not in lists}

@@ -44,7 +44,7 @@ def test_a_surprise_in_a_long_prompt_says_little_of_short_passes() -> None:
     for start in range(0, 4000, 100):
         seen = positions_seen(start, 100)
         cost.update(100, seen, true(100, seen))
-    assert cost(8, 800) == pytest.approx(true(8, 800), rel=0.1)
+    assert cost(8, 800) == pytest.approx(true(8, 800), rel=0.15)
 
 
 def test_running_replies_do_not_stall_for_a_long_prompt(

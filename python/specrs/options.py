@@ -45,9 +45,9 @@ class Options(RequestOptions, total=False):
 class ManyOptions(_Options, total=False):
     """The keyword arguments of many generations; `Llama.generate_many` explains them."""
 
-    max_tokens: int | None | Sequence[int | None]
+    max_tokens: int | Sequence[int | None] | None
     sampling: Sampling | Sequence[Sampling]
-    drafter: Drafter | None | Sequence[Drafter | None]
+    drafter: Drafter | Sequence[Drafter | None] | None
     max_requests: int
     cache_bytes: int | None
 

@@ -203,7 +203,9 @@ class Batch:
                 self.cancel()
                 self._changed.wait_for(lambda: self._thread is None)
                 raise
-            self._steps.forget()
+            finally:
+                if self._thread is None:
+                    self._steps.forget()
 
     def __enter__(self) -> Batch:
         return self
@@ -272,7 +274,7 @@ class Batch:
         return -(-pages_of(positions) * PAGE * per_token // self._page_bytes)
 
     def check(self) -> None:
-        """Raise RuntimeError where nobody would ever answer: in a fork, and after a fault of ours."""
+        """Raise RuntimeError where nobody would answer: in a fork, or after a fault of ours."""
         if self._process != os.getpid():
             raise RuntimeError(
                 "the batch belongs to the process that made it, and its thread is not in this "

@@ -17,10 +17,10 @@ class PassCost:
     time is.
     """
 
-    GAIN = 0.5  # how far the second part follows a measurement that it makes alone
+    GAIN = 1.0  # how far the second part follows a measurement that it makes alone
     LARGEST_SURPRISE = 0.4
     # Positions that a row of a prompt looks at in the time that its weights take: at first.
-    EVEN = 8192
+    EVEN = 2048
 
     def __init__(self) -> None:
         self._weights = MeasuredCost(ASSUMED_OF_PASSES)

@@ -8,6 +8,7 @@ from typing import Any
 
 from specrs import Completion, Llama
 from specrs.completion import Stream
+from specrs.serving.cost import Cost
 from specrs.serving.pages import Pages
 from specrs.serving.sequence import Sequence as Running
 from specrs.serving.step import Steps
@@ -59,7 +60,7 @@ class Schedule:
         prefixes: bool = True,
         rows: int = 64,
         tick: float = 0.01,
-        cost: Any = None,
+        cost: Cost | None = None,
     ) -> None:
         self.llm = llm
         self.wishes = wishes

@@ -206,7 +206,8 @@ class TwoRows(Costs):
 
 def _keep(schedule: Schedule, tokens: list[int]) -> None:
     """Keep a text as if another request had computed it."""
-    caches, session, table = schedule.steps._caches, schedule.llm.session(), []
+    caches, session = schedule.steps._caches, schedule.llm.session()
+    table: Table = []
     session.forward(tokens)
     schedule.pages.grow(table, 0, len(tokens))
     schedule.pages.idle(table)

@@ -16,7 +16,7 @@ from ..arguments import checked_bool, checked_count, checked_positive
 from ..completion import Stream
 from ..decoding.loop import Generation
 from ..options import RequestOptions, RequestOptionsOfChat, check_options
-from .cost import PassCost
+from .cost import Cost
 from .memory import available
 from .pages import PAGE, Pages, pages_of
 from .request import Request, Waiter, wake
@@ -102,7 +102,7 @@ class Batch:
     def __init__(
         self,
         llm: Source,
-        cost: PassCost,
+        cost: Cost,
         *,
         max_requests: int = 16,
         cache_bytes: int | None = None,

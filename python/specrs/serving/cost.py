@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from ..speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
+
+
+class Cost(Protocol):
+    """What passes cost, in any unit of time."""
+
+    def __call__(self, rows: int, seen: int = 0) -> float:
+        """Return the expected time of a pass of `rows` that look at `seen` positions in all."""
+
+    def update(self, rows: int, seen: int, seconds: float) -> None:
+        """Take note of a pass."""
 
 
 class PassCost:

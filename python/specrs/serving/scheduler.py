@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 from ..speculation.drafters import common_prefix
 from .caches import Caches
-from .cost import positions_seen
+from .cost import Cost, positions_seen
 from .pages import PAGE
 from .sequence import Piece, Sequence
 
@@ -19,13 +18,6 @@ PATIENCE = 0.05
 
 STEPS = 4.0
 """The same in passes without prompts."""
-
-
-class Cost(Protocol):
-    """What a pass costs; `PassCost` measures it."""
-
-    def __call__(self, rows: int, seen: int = 0, /) -> float:
-        """Return the seconds of a pass of `rows` that look at `seen` positions in all."""
 
 
 class Scheduler:

@@ -13,7 +13,7 @@ from ..decoding.loop import Generation
 from ..decoding.step import Answer, Proposal, Step
 from ..speculation.adaptive import AdaptiveLength
 from .caches import Caches
-from .cost import PassCost, positions_seen
+from .cost import Cost, positions_seen
 from .drafts import Drafts, SharedLength
 from .pages import Pages
 from .prefixes import Prefixes
@@ -69,7 +69,7 @@ class Steps:
         *,
         max_requests: int,
         keep_prefixes: bool,
-        cost: PassCost,
+        cost: Cost,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         prefixes = Prefixes(pages) if keep_prefixes else None

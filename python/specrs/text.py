@@ -72,6 +72,8 @@ class TextWriter:
 
     def _release(self, text: str) -> str:
         """Add `text` to what is held and return what is final of it."""
+        if not self._stop:
+            return text
         held = self._held + text
         found = [at for at in map(held.find, self._stop) if at >= 0]
         if found:

@@ -81,6 +81,8 @@ class Caches:
         pages = self._pages
         while True:
             need = pages.missing(sequence.table, sequence.computed, count)
+            if not need:
+                return True
             if pages.used + need <= pages.total:
                 pages.grow(sequence.table, sequence.computed, count)
                 return True

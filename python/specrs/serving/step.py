@@ -149,12 +149,17 @@ class Steps:
 
     def _together(self, pieces: list[Piece]) -> Many[Answer | BaseException]:
         inputs, choose = [], []
+        rows = seen = of_prompts = 0
         for piece in pieces:
-            wanted, lease = piece.sequence.wanted, piece.sequence.lease
+            sequence, count = piece.sequence, len(piece.tokens)
+            wanted, lease = sequence.wanted, sequence.lease
             assert wanted is not None
             assert lease is not None
             inputs.append((lease, piece.tokens, piece.positions))
             choose.append(not wanted.logits)
+            rows += count
+            seen += positions_seen(sequence.computed, count)
+            of_prompts += count if piece.prompt else 0
         started = self._clock()
         try:
             answers = self._model.forward_many(inputs, choose=choose)
@@ -164,12 +169,10 @@ class Steps:
             # Nobody's session has changed; alone, only the one at fault fails.
             return [self._together([piece])[0] for piece in pieces]
         seconds = self._clock() - started
-        rows = sum(len(piece.tokens) for piece in pieces)
-        seen = sum(positions_seen(p.sequence.computed, len(p.tokens)) for p in pieces)
         self._cost.update(rows, seen, seconds)
         self.passes += 1
         self.rows += rows
-        self.prefill_rows += sum(len(piece.tokens) for piece in pieces if piece.prompt)
+        self.prefill_rows += of_prompts
         self.seconds += seconds
         return answers
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left, insort
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from functools import partial
@@ -189,14 +188,16 @@ class Many:
         for name, values in self._lists.items():
             if number == len(values):
                 raise ValueError(f"{name} has {number} values, and there are more prompts")
-        insort(self._ahead, (self._key(prompt), number, prompt), key=itemgetter(0, 1))
+        self._ahead.append((self._key(prompt), number, prompt))
+        self._ahead.sort(key=itemgetter(0, 1))
         self.count += 1
         return True
 
     def _add_next(self) -> None:
         """Add the prompt that comes after the last one in their order, or one that waits long."""
         self._batch.check()
-        at = bisect_left(self._ahead, self._last, key=itemgetter(0)) % len(self._ahead)
+        after = (i for i, (key, _, _) in enumerate(self._ahead) if key >= self._last)
+        at = next(after, 0)
         oldest = min(range(len(self._ahead)), key=lambda i: self._ahead[i][1])
         if self._ahead[oldest][1] < self.count - 2 * self._window:
             at = oldest

@@ -169,6 +169,17 @@ def test_failures_at_the_very_end_are_told(llm: Llama) -> None:
     assert told == {0: Completion, 1: Completion, 2: ValueError, 3: ValueError}
 
 
+def test_a_batch_that_breaks_ends_the_reading(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise LookupError("a fault of ours")
+
+    batch = llm.batch(max_requests=1)
+    monkeypatch.setattr(batch._steps, "step", broken)
+    many = Many(batch, batch.add, iter(lambda: "abc", None), 4, {})
+    with pytest.raises(RuntimeError, match="the batch has failed: LookupError"):
+        list(many.run())
+
+
 def test_errors_can_be_sent_to_other_processes(llm: Llama) -> None:
     with pytest.raises(BatchError) as info:
         llm.generate_many(["abc", ""])

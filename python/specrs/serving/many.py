@@ -122,9 +122,9 @@ class Many:
         self._key = key
         self._options = dict(options)
         self._lists = {name: self._options.pop(name) for name in lists_of(options)}
-        # To read from a list takes no time, so that all of the window is put in order; of other
-        # iterables nobody knows.
-        self._at_once = not isinstance(prompts, Sized)
+        # A list is there already: all of the window can be read first, and be put in order. Other
+        # iterables may take their time.
+        self._listed = isinstance(prompts, Sized)
         if isinstance(prompts, Sized):
             self._check_lists(len(prompts))
         self._ahead: list[tuple[str, int, Any]] = []  # that were read: key, index and prompt
@@ -142,7 +142,7 @@ class Many:
                     more = self._read()
                 full = not more or len(self._ahead) + len(self._open) >= self._window
                 while self._ahead and len(self._open) < self._window // 2:
-                    if not (full or self._at_once):
+                    if self._listed and not full:
                         break
                     self._add_next()
                 try:

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..decoding.step import Proposal
 from ..speculation.adaptive import Acceptance, Source, class_of
-from ..speculation.costs import ForwardCost
 from ..speculation.drafters import Draft, Drafter
 from ..speculation.length import Outcome
 from ..speculation.propose import checked_draft, how_many, kept, members_of, proposal_of
@@ -68,7 +67,7 @@ class Drafts:
     the drafts of others.
 
     Args:
-        cost: Seconds of a pass by its rows.
+        cost: Seconds of a pass by its rows, and by the positions that they look at in all.
         exploration: Part of the time that may be lost on trying what does not seem to pay.
         clock: Tells how long drafters take.
     """
@@ -78,7 +77,7 @@ class Drafts:
 
     def __init__(
         self,
-        cost: ForwardCost,
+        cost: Callable[[int, int], float],
         exploration: float = 0.01,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -86,10 +85,15 @@ class Drafts:
         self._clock = clock
         self._exploration = exploration
         self._rows = 1  # of the next pass, without drafts and prompts
+        self._back = 0  # positions that each of them looks at, on average
         self._draft_costs: dict[str, float] = {}  # seconds per token
         self._total, self._explored = 0.0, 0.0
         self._made, self._spent = 0.0, 0.0  # lately: tokens, and the time of steps without drafts
         self._slower = 1.0  # how long the pass takes, in that unit
+
+    def _time(self, rows: int) -> float:
+        """Seconds of a pass of so many rows that look back as far as those of now."""
+        return self._cost(rows, rows * self._back)
 
     def note(self, tokens: int) -> None:
         """Take note of how many tokens a step made."""
@@ -104,7 +108,9 @@ class Drafts:
         self, asking: list[Sequence], running: list[Sequence]
     ) -> Iterator[tuple[Sequence, Draft | BaseException]]:
         """Give the drafts to verify, or what went wrong, of the sequences that are `asking`."""
-        self._rows = max(1, sum(not s.prefilling for s in running))
+        going = [len(s.tokens) for s in running if not s.prefilling]
+        self._rows = max(1, len(going))
+        self._back = sum(going) // self._rows
         shared: list[tuple[Sequence, Draft, list[float]]] = []
         fixed = 0  # rows of drafts that are not to choose from
         for sequence, draft in self._proposals(asking).items():
@@ -116,7 +122,7 @@ class Drafts:
                 fixed += 0 if isinstance(draft, BaseException) else len(draft)
                 yield sequence, draft
         counts = self._chosen([gains for _, _, gains in shared], self._rows + fixed)
-        self._slower = self._cost(self._rows + fixed + sum(counts)) / self._cost(self._rows)
+        self._slower = self._time(self._rows + fixed + sum(counts)) / self._time(self._rows)
         for (sequence, draft, _), count in zip(shared, counts, strict=True):
             del draft[count:]
             yield sequence, draft
@@ -181,21 +187,21 @@ class Drafts:
         per_token = self._draft_costs.get(drafter)
         if per_token is None:
             return min(self.UNTRIED, policy.max_length)
-        if per_token < 0.01 * self._cost(1):
+        if per_token < 0.01 * self._time(1):
             return policy.max_length
         gains = policy.acceptance((drafter, 0)).gains(policy.max_length)
         rows = self._rows
-        plain, rate = self._cost(rows), self._rate(rows)
+        plain, rate = self._time(rows), self._rate(rows)
         best = max(
             range(len(gains)),
-            key=lambda k: gains[k] - rate * (self._cost(rows + k) - plain + k * per_token),
+            key=lambda k: gains[k] - rate * (self._time(rows + k) - plain + k * per_token),
         )
-        return best or self._trial(self._cost(rows + 1) - plain + per_token)
+        return best or self._trial(self._time(rows + 1) - plain + per_token)
 
     def _rate(self, rows: int) -> float:
         """Tokens per second of late, at least those without drafts."""
         gain = self._made / self._spent if self._spent else 1.0
-        return max(1.0, gain) * rows / self._cost(rows)
+        return max(1.0, gain) * rows / self._time(rows)
 
     def _chosen(self, gains: list[list[float]], rows: int) -> list[int]:
         """Return how many tokens of each draft to verify.
@@ -206,7 +212,7 @@ class Drafts:
         """
         if not gains:
             return []
-        plain, rate = self._cost(rows), self._rate(rows)
+        plain, rate = self._time(rows), self._rate(rows)
         self._total += plain
         likely = sorted(
             (
@@ -221,7 +227,7 @@ class Drafts:
         for taken, (chance, _, draft) in enumerate(likely, 1):
             counts[draft] += 1
             expected += chance
-            slower = self._cost(rows + taken) / plain
+            slower = self._time(rows + taken) / plain
             value = expected - rate * plain * (slower - 1)
             if value > worth:
                 # Who has no draft, or a short one, is slowed down by those of others.
@@ -231,7 +237,7 @@ class Drafts:
             elif chance * 40 < 1:
                 break
         if not any(best):
-            best[likely[0][2]] = self._trial(self._cost(rows + 1) - plain)
+            best[likely[0][2]] = self._trial(self._time(rows + 1) - plain)
         return best
 
     def _trial(self, loss: float) -> int:

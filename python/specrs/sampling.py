@@ -210,11 +210,7 @@ class Picker:
 
     Attributes:
         logprobs: One for each choice of the last call of `picks`; None if not asked for.
-        refused: Whether `known` ended because the grammar forbids the token with the highest logit.
     """
-
-    OFTEN = 0.1
-    """Share of choices that are refused from which on logits cost less than a second evaluation."""
 
     def __init__(
         self,
@@ -224,7 +220,6 @@ class Picker:
         constraint: Constraint | None = None,
     ) -> None:
         self.logprobs: list[TokenLogprob] | None = None
-        self.refused = False
         self._top = logprobs
         self._sampler = sampling.sampler(len(prompt))
         self._sampler.extend(prompt)
@@ -233,14 +228,13 @@ class Picker:
         self._constraint = constraint
         self._greedy = sampling.temperature == 0 and self._processor is None
         self._only_highest = logprobs is None and sampling.takes_highest
-        self._refusals = 1.0  # lately, as a share: how a text is to begin no model knows
 
-    @property
-    def needs_logits(self) -> bool:
-        """Whether the next choices take more than to know the token with the highest logit."""
+    def needs_logits(self, choices: int) -> bool:
+        """Whether so many choices take more than to know the tokens with the highest logits."""
         if not self._only_highest:
             return True
-        return self._constraint is not None and self._refusals > self.OFTEN
+        # Which other token to take where the likeliest is forbidden, only logits tell.
+        return self._constraint is not None and len(self._constraint.forced()) < choices
 
     def picks(self, logits: npt.NDArray[np.float32]) -> Iterator[int]:
         """Give choice after choice, each of which is history for the next.
@@ -268,24 +262,19 @@ class Picker:
     def known(self, highest: Iterable[int | None]) -> Iterator[int]:
         """Give choice after choice where these are the tokens with the `highest` logits.
 
-        Ends early where a grammar leaves nothing to choose, or forbids such a token: `refused` then
-        says that `picks` must go on with the logits of that row.
+        With a grammar those that it forces; ends early where it forces none.
         """
-        constraint, self.refused = self._constraint, False
         for token in highest:
-            if constraint is not None:
-                if constraint.complete:
+            if self._constraint is not None:
+                forced = self._constraint.forced()
+                if not forced:
                     return
-                forced = constraint.forced()
-                if forced:
-                    token = forced[0]
-                elif token is None or not self._accepted(token, constraint):
-                    self.refused = True
-                    return
-                constraint.take(token)
+                self._constraint.take(forced[0])
+                yield forced[0]
             elif token is None:
                 raise ValueError("no token can be chosen: every logit is -inf or NaN")
-            yield token
+            else:
+                yield token
 
     def _pick(self, row: npt.NDArray[np.float32]) -> int:
         if self._processor is None:
@@ -305,16 +294,10 @@ class Picker:
             return forced[0]
         if self._greedy:  # the highest of all, if it is allowed, is the highest of those allowed
             token = self._sampler.pick(row)
-            if self._accepted(token, constraint):
+            if constraint.allows(token):
                 return token
             self._sampler.truncate(len(self._sampler) - 1)
         return self._pick(constraint.masked(row))
-
-    def _accepted(self, token: int, constraint: Constraint) -> bool:
-        """Whether the grammar allows what the model would choose; remember how often not."""
-        accepted = constraint.allows(token)
-        self._refusals += 0.1 * ((not accepted) - self._refusals)
-        return accepted
 
     def _processed(
         self, processor: LogitsProcessor, row: npt.NDArray[np.float32]

@@ -133,15 +133,9 @@ class Generation:
                     prompt_length=position,
                 )
                 start, unseen = position - 1, unseen[-1:]
-            logits, forwards = picker.needs_logits, 1
+            logits = picker.needs_logits(1 + len(draft))
             answer = yield Evaluation(start, unseen + draft, 1 + len(draft), logits)
             made = verify(picker.picks(answer) if logits else picker.known(answer), draft)
-            if picker.refused and not logits:
-                # What is likeliest is forbidden there; only logits tell which other one to take.
-                again = [tokens[-1], *draft]
-                answer = yield Evaluation(position - 1, again, len(again), logits=True)
-                made += verify(picker.picks(answer[len(made) :]), draft[len(made) :])
-                evaluated, forwards = evaluated + len(again), 2
             for count, token in enumerate(made, 1):
                 if self.ends(token):
                     finish_reason = "stop"
@@ -166,7 +160,6 @@ class Generation:
                 finish_reason=finish_reason,
                 matched=draft.matched,
                 logprobs=None if picker.logprobs is None else picker.logprobs[: len(made)],
-                forwards=forwards,
             )
             call_policy(length, "update", step)
             yield step

@@ -59,7 +59,7 @@ class Stats:
             self.decode_seconds += step.seconds
             self.draft_seconds += step.draft_seconds
             self.verify_seconds += step.verify_seconds
-        self.forward_calls += step.forwards
+        self.forward_calls += 1
         self.tokens_generated += len(step.tokens)
         self.num_drafts += step.drafted > 0
         self.num_draft_tokens += step.drafted

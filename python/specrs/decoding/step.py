@@ -75,7 +75,7 @@ class Evaluation:
 
 @dataclass(slots=True)
 class Step:
-    """A forward of the target and what came of it.
+    """One forward of the target and what came of it.
 
     Attributes:
         position: Place of the first new id in the whole sequence, prompt included.
@@ -83,15 +83,13 @@ class Step:
         drafter: Who drafted, of a chain the member that did; None if nothing was drafted.
         drafted: Ids proposed and verified.
         accepted: Proposed ids that were kept.
-        evaluated: Rows of the forward; in the first step most are the prompt's. Those that had to
-            be evaluated again, because a grammar forbids the likeliest token, count twice.
+        evaluated: Rows of the forward; in the first step most are the prompt's.
         draft_seconds: Time the drafter took.
         verify_seconds: Time of the forward, the picks and the comparison.
         finish_reason: Set in the last step: "stop" at an end, "length" when no room is left. Never
             "cancelled": nobody takes a step after that.
         matched: Length of the context the draft rests on, 0 if it has none.
         logprobs: One for each of `tokens`; None unless asked for.
-        forwards: Forwards of the target.
     """
 
     position: int
@@ -105,7 +103,6 @@ class Step:
     finish_reason: FinishReason | None
     matched: int = 0
     logprobs: list[TokenLogprob] | None = None
-    forwards: int = 1
 
     @property
     def settled(self) -> int:

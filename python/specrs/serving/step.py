@@ -229,7 +229,6 @@ class Steps:
                 sequence.asked = event
             else:
                 sequence.wanted = event
-                self._caches.settle(sequence, event.start)
 
     def _end(self, sequence: Sequence, error: Exception | None = None, keep: int = 0) -> None:
         if sequence.loop is not None:

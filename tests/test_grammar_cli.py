@@ -11,8 +11,12 @@ import pytest
 
 from conftest import Run
 
-SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-SCHEMA["additionalProperties"] = False
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture

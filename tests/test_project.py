@@ -78,6 +78,7 @@ PYTHON_ORDER = {
     "serving": [
         "pages",
         "memory",
+        "cost",
         "prefixes",
         "sequence",
         "caches",

@@ -18,7 +18,8 @@ import pytest
 
 import specrs
 from conftest import Ran, Run
-from specrs.cli.chat import Terminal
+from specrs.cli.chat import Pipe, Terminal
+from specrs.text import Chunk
 from test_cli import COMMAND
 
 Talk = Callable[..., Ran]
@@ -216,6 +217,21 @@ def test_accepted_drafts_are_green_and_nothing_else_is_obeyed(sit: Talk, model: 
         text = text.replace(char, ascii(char)[1:-1])
     assert plain == text + "\n"
     assert "\x1b[32m" not in sit(["Hello"], "--drafter", "none").out
+
+
+def test_thoughts_are_told_from_the_reply(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunks = [
+        Chunk("", [1], False, None, "Hm, "),
+        Chunk("", [2], True, None, "yes."),
+        Chunk("Yes!", [3], False),
+    ]
+    monkeypatch.setenv("NO_COLOR", "1")
+    for user, out, err in ((Terminal(), "Hm, yes.\nYes!", ""), (Pipe(), "Yes!", "Hm, yes.")):
+        for chunk in chunks:
+            user.show(chunk)
+        assert capsys.readouterr() == (out, err)
 
 
 def test_ctrl_c_stops_the_reply_only(

@@ -9,7 +9,7 @@ use crate::model::Model;
 use crate::session::{Session, Span};
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -42,11 +42,11 @@ pub fn save(session: &Session, path: &Path) -> Result<()> {
     let hash = xxh3_64(&bytes);
     bytes.extend_from_slice(&hash.to_le_bytes());
 
-    // A name of its own, also when several threads save to one path.
+    // A name of its own, also when several threads save to one path; and a short one, since that of the path may be as long
+    // as the system allows.
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-    let partial = PathBuf::from(name);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let partial = path.with_file_name(format!(".specrs-{}-{count}.partial", std::process::id()));
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&partial)?;
         file.write_all(&bytes)?;

@@ -74,6 +74,15 @@ def test_a_session_of_another_configuration_is_refused(
         other.load_session(saved)
 
 
+def test_a_name_may_be_as_long_as_the_system_allows(model: Model, tmp_path: Path) -> None:
+    session = model.session()
+    session.forward(random_ids(model, 3))
+    path = tmp_path / ("n" * 255)
+    session.save(path)
+    assert model.load_session(path).tokens == session.tokens
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_saving_replaces_a_file(model: Model, saved: Path) -> None:
     session = model.session()
     session.forward([5])

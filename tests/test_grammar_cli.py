@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Run
 
-SCHEMA = {
+SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}},
     "required": ["ok"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +101,31 @@ def test_one_compilation_serves_several_texts(llm: Llama) -> None:
     one, other = compiled.begin(), compiled.begin()
     one.take(one.forced()[0] if one.forced() else allowed(llm, one)[0])
     assert allowed(llm, other) == allowed(llm, compiled.begin())
+
+
+@pytest.mark.once
+def test_whole_vocabularies_agree(tiny: Callable[..., Path]) -> None:
+    """A vocabulary of a released model: the mask, single questions and what is forced agree."""
+    folder = os.environ.get("SPECRS_VOCABULARIES")
+    if not folder:
+        pytest.skip("SPECRS_VOCABULARIES names no folder")
+    files = sorted(Path(folder).glob("*.gguf"))
+    assert files
+    for file in files:
+        llm = Llama(tiny(tokenizer=file, n_layer=1))
+        compiler = Compiler(llm.tokenizer, llm.n_vocab)
+        chosen = random.Random(0)
+        for grammar in GRAMMARS.values():
+            compiled = compiler.compile(grammar, llm.tokenizer.end_ids)
+            one, other = compiled.begin(), compiled.begin()
+            for _ in range(40):
+                ids = allowed(llm, one)
+                members = {*ids}
+                asked = [*ids[:10], *chosen.sample(range(llm.n_vocab), 50)]
+                assert [other.allows(id_) for id_ in asked] == [id_ in members for id_ in asked]
+                assert not other.forced() or ids == other.forced()[:1]
+                token = chosen.choice(ids)
+                one.take(token)
+                other.take(token)
+                if one.complete:
+                    break

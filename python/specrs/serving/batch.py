@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from types import TracebackType
@@ -63,6 +63,8 @@ class BatchStats:
         rows: Rows of these passes.
         prefill_rows: Rows of prompts among them.
         seconds: Time of these passes.
+        running: Requests that run now.
+        waiting: Those that wait, paused ones included.
         cache_bytes: What caches and kept prefixes take now.
         peak_cache_bytes: The most they took.
     """
@@ -79,6 +81,8 @@ class BatchStats:
     rows: int = 0
     prefill_rows: int = 0
     seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
     cache_bytes: int = 0
     peak_cache_bytes: int = 0
 
@@ -101,6 +105,7 @@ class Batch:
         max_requests: int = 16,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        on_step: Callable[[Collection[Event]], object] | None = None,
     ) -> None:
         max_requests = checked_positive("max_requests", max_requests)
         keep = checked_bool("prefix_cache", prefix_cache)
@@ -130,6 +135,7 @@ class Batch:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._failure: BaseException | None = None
+        self._on_step = on_step
 
     def add(
         self,
@@ -176,9 +182,16 @@ class Batch:
             rows=steps.rows,
             prefill_rows=steps.prefill_rows,
             seconds=steps.seconds,
+            running=len(steps.scheduler.running),
+            waiting=len(steps.scheduler.waiting) + len(self._added),
             cache_bytes=pages.used * self._page_bytes,
             peak_cache_bytes=pages.most * self._page_bytes,
         )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the thread before its time, and with it every request; None if nothing did."""
+        return self._failure
 
     def cancel(self) -> None:
         """Cancel all requests that are not over."""
@@ -313,6 +326,8 @@ class Batch:
                     del self._requests[sequence]
                 called += request._end(event.error)
         wake(called)
+        if self._on_step is not None:
+            self._on_step(events)
 
 
 def _check_options(method: str, options: Mapping[str, Any], known: type) -> None:

@@ -95,10 +95,14 @@ class Request:
         yield from self._wait_async(self._enders, None).__await__()
         return self._outcome()
 
+    async def more(self, taken: int) -> None:
+        """Wait until there are more than `taken` chunks, or it is over."""
+        await self._wait_async(self._waiters, taken)
+
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         at = 0
         while True:
-            await self._wait_async(self._waiters, at)
+            await self.more(at)
             chunks = self.chunks(at)
             at += len(chunks)
             for chunk in chunks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -12,6 +12,7 @@ from ..speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
 from ..text import Chunk
 from .batch import Batch
 from .many import WINDOW, BatchError, Many, Progress
+from .step import Event
 
 if TYPE_CHECKING:
     Prompt = str | Sequence[int]
@@ -31,6 +32,7 @@ class ManyTexts:
         max_requests: int = 16,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        on_step: Callable[[Collection[Event]], object] | None = None,
     ) -> Batch:
         """Return a batch: requests from any thread that share every pass over the weights.
 
@@ -44,6 +46,8 @@ class ManyTexts:
                 earlier ones; None is half of what is available now.
             prefix_cache: Keep prompts and replies as long as there is room, so that what later
                 requests begin with is not evaluated again.
+            on_step: Called in the thread of the batch after every step, with what it brought to
+                each request; it must be quick, and what it raises ends the batch.
 
         Raises TypeError or ValueError for arguments out of range.
         """
@@ -54,6 +58,7 @@ class ManyTexts:
             max_requests=max_requests,
             cache_bytes=cache_bytes,
             prefix_cache=prefix_cache,
+            on_step=on_step,
         )
 
     @overload

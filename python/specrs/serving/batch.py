@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._specrs import Session
-from ..arguments import checked_bool, checked_count, checked_positive
+from ..arguments import checked_bool, checked_count, checked_int, checked_positive
 from ..completion import Stream
 from ..decoding.loop import Generation
 from ..options import Options, OptionsOfChat, check_options
@@ -142,6 +142,7 @@ class Batch:
         prompt: str | Iterable[int],
         *,
         cache_salt: Hashable = None,
+        priority: int = 0,
         **options: Unpack[Options],
     ) -> Request:
         """Add a prompt; from any thread. Its arguments are checked here.
@@ -150,6 +151,7 @@ class Batch:
             prompt: Text or token ids.
             cache_salt: Nothing of the prompt is shared with requests of another salt, so that their
                 times tell them nothing of it.
+            priority: Of those that wait, requests with a lower one are begun first.
             **options: As for `Llama.stream`, without `session`. `draft_length=AdaptiveLength(...)`,
                 the default, is decided for all requests together.
 
@@ -157,14 +159,19 @@ class Batch:
         RuntimeError once the batch is closed.
         """
         _check_options("add", options, Options)
-        return self._add(self._llm.stream, prompt, cache_salt, dict(options))
+        return self._add(self._llm.stream, prompt, cache_salt, priority, dict(options))
 
     def add_chat(
-        self, messages: Any, *, cache_salt: Hashable = None, **options: Unpack[OptionsOfChat]
+        self,
+        messages: Any,
+        *,
+        cache_salt: Hashable = None,
+        priority: int = 0,
+        **options: Unpack[OptionsOfChat],
     ) -> Request:
         """Add a conversation to reply to; otherwise as `add`."""
         _check_options("add_chat", options, OptionsOfChat)
-        return self._add(self._llm.stream_chat, messages, cache_salt, dict(options))
+        return self._add(self._llm.stream_chat, messages, cache_salt, priority, dict(options))
 
     def check(self, prompt: Any, options: Mapping[str, Any]) -> None:
         """Raise what `add` would, without adding anything."""
@@ -231,10 +238,16 @@ class Batch:
         self.close()
 
     def _add(
-        self, prepare: Callable[..., Stream], prompt: Any, salt: Hashable, options: dict[str, Any]
+        self,
+        prepare: Callable[..., Stream],
+        prompt: Any,
+        salt: Hashable,
+        priority: int,
+        options: dict[str, Any],
     ) -> Request:
         self._check()
         hash(salt)
+        priority = checked_int("priority", priority)
         stream = prepare(prompt, **options)
         generation = stream.generation
         extra = self._extra_pages(generation)
@@ -242,7 +255,8 @@ class Batch:
             self._check()
             if self._closing:
                 raise RuntimeError("the batch is closed; make a new one with llm.batch()")
-            sequence = self._steps.prepare(next(self._numbers), generation, salt, extra)
+            number = next(self._numbers)
+            sequence = self._steps.prepare(number, generation, salt, extra, priority)
             self._stats.requests += 1
             request = Request(stream, sequence, self._check)
             if stream.finish_reason is not None:  # there is nothing to do

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..completion import Completion, Stream
 from ..decoding.stats import Stats
+from ..decoding.step import FinishReason
 from ..text import Chunk
 from .sequence import Sequence
 
@@ -45,6 +46,11 @@ class Request:
     def done(self) -> bool:
         """Whether it is over."""
         return self._done
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it runs, and where something went wrong."""
+        return self._stream.finish_reason
 
     def cancel(self) -> None:
         """End it before its next step; what is there stays. Nothing happens if it is over."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
 from ..speculation.costs import ForwardCost
 from ..speculation.drafters import common_prefix
 from .caches import Caches
@@ -55,6 +57,10 @@ class Scheduler:
                 f"{need * PAGE} positions of cache, its drafter's included, and the budget has "
                 f"{total * PAGE}; lower max_tokens or raise cache_bytes"
             )
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a sequence wait: by priority, and of one priority in the order of arrival."""
+        insort(self.waiting, sequence, key=lambda s: (s.priority, s.number))
 
     def admit(self, now: float) -> list[Sequence]:
         """Let waiting sequences run, as far as there is room; return them."""
@@ -141,8 +147,7 @@ class Scheduler:
         self.paused += 1
         self.running.remove(sequence)
         self._caches.close(sequence)
-        earlier = sum(waiting.number < sequence.number for waiting in self.waiting)
-        self.waiting.insert(earlier, sequence)
+        self.enqueue(sequence)
 
     def _fail(self, sequence: Sequence) -> None:
         positions = self._caches.total * PAGE

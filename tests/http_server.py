@@ -113,7 +113,7 @@ def running(model: Path, **settings: Any) -> Iterator[Running]:
     thread = threading.Thread(target=lambda: asyncio.run(server.live()))
     thread.start()
     try:
-        until(lambda: server.started and server.engine.llm or server.fault)
+        until(lambda: (server.started and server.engine.llm) or server.fault)
         assert server.fault is None, server.fault
         with httpx.Client(base_url=server.url, timeout=DEADLINE) as client:
             yield Running(server.url, server, client)

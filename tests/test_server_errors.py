@@ -165,7 +165,6 @@ def test_a_prompt_that_is_too_long(server: Running, stream: bool) -> None:
         b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"x": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
         b'{"seed": ' + b"9" * 10_000 + b"}",
-        b'{"temperature": 1e999, "messages": [{"role": "user", "content": "x"}]}',
     ],
     ids=lambda content: repr(content[:40]),
 )
@@ -175,6 +174,12 @@ def test_bodies_that_are_none(server: Running, path: str, content: bytes) -> Non
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert "Traceback" not in answer.text
+
+
+def test_numbers_that_are_none(server: Running) -> None:
+    for value in ("1e999", "NaN", "-Infinity", "1e400"):
+        body = f'{{"temperature": {value}, "messages": [{{"role": "user", "content": "x"}}]}}'
+        assert server.client.post(CHAT, content=body).status_code == 400
 
 
 def test_a_body_that_is_too_large(server: Running) -> None:
@@ -230,9 +235,7 @@ def test_slow_heads_and_bodies_are_not_waited_for(server: Running) -> None:
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.parametrize(
-    "sent", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\0" * 100]
-)
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"\0" * 100])
 def test_what_is_no_http(server: Running, sent: bytes) -> None:
     answer = talk(server, sent)
     assert b"Traceback" not in answer

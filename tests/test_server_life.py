@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -291,10 +290,10 @@ def test_a_stalled_engine_is_unwell(
 def test_nothing_is_left_behind(tiny: Callable[..., Path]) -> None:
     with running(tiny()) as server:
         server.chat(messages=MESSAGES, max_tokens=2)
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(20):
             server.chat(messages=MESSAGES, max_tokens=2)
             server.events(CHAT, messages=MESSAGES, max_tokens=2)
         until(lambda: server.engine.idle)
         assert not server.engine._requests
-        assert len(os.listdir("/proc/self/fd")) <= before + 2
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2

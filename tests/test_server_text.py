@@ -58,9 +58,7 @@ def test_several_prompts_with_several_choices(server: Running, stream: bool) -> 
         for choice in reply["choices"]:
             texts[choice["index"]] += choice["text"]
     wanted = [
-        server.llm.generate(
-            prompt, max_tokens=9, sampling=Sampling(temperature=1, seed=3 + i)
-        ).text
+        server.llm.generate(prompt, max_tokens=9, sampling=Sampling(temperature=1, seed=3 + i)).text
         for prompt in prompts
         for i in range(2)
     ]

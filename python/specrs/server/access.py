@@ -38,6 +38,7 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         given = headers.get(b"x-request-id", b"").decode("latin-1")

@@ -91,7 +91,7 @@ async def metrics(engine: Engine, exchange: Exchange) -> None:
     await exchange.reply_bytes(engine.metrics.text(), CONTENT_TYPE)
 
 
-async def refuse(engine: Engine, exchange: Exchange) -> None:
+async def refuse(_: Engine, exchange: Exchange) -> None:
     """Answer for what is known and not offered."""
     raise not_offered(f"{exchange.scope['path']} is not offered by this server")
 

@@ -40,9 +40,7 @@ class ChatForm:
         """Say who speaks."""
         return [ChatDelta(choice.index, Delta(role="assistant", content=None))]
 
-    def piece(
-        self, choice: Choice, text: str, entries: list[Entry] | None
-    ) -> list[ChatDelta]:
+    def piece(self, choice: Choice, text: str, entries: list[Entry] | None) -> list[ChatDelta]:
         """Send text, if there is any; log-probabilities never go alone."""
         choice.entries += entries or ()
         if not text:
@@ -95,7 +93,9 @@ async def _answer(engine: Engine, exchange: Exchange, body: Chat) -> None:
         samplings = samplings_of(engine, body, n)
         ids = await engine.prepare(lambda: prompt_of(llm, body), "messages")
         take(len(ids))
-        requests = await engine.add([(ids, {**options, **grammar, "sampling": one}) for one in samplings])
+        requests = await engine.add(
+            [(ids, {**options, **grammar, "sampling": one}) for one in samplings]
+        )
         try:
             choices = [
                 Choice(i, i == 0, request, _aligner(llm, ids, body))

@@ -74,9 +74,7 @@ class TextForm:
         wanted = None if choice.aligner is None else echo.entries
         return [TextChoice(choice.index, echo.text, self._logprobs(wanted))]
 
-    def piece(
-        self, choice: Choice, text: str, entries: list[Entry] | None
-    ) -> list[TextChoice]:
+    def piece(self, choice: Choice, text: str, entries: list[Entry] | None) -> list[TextChoice]:
         """Send text, if there is any; log-probabilities never go alone."""
         choice.entries += entries or ()
         if not text:
@@ -158,12 +156,18 @@ def prompt_of(llm: specrs.Llama, given: str | list[int]) -> Prompt:
     if isinstance(given, str):
         ids = llm.tokenize(given, parse_special=True)
         bos = llm.tokenizer.bos
-        added = bos is not None and ids[:1] == [bos] and not given.startswith(
-            llm.tokenizer.token(bos)
+        added = (
+            bos is not None and ids[:1] == [bos] and not given.startswith(llm.tokenizer.token(bos))
         )
-        return Prompt(ids, given, int(added))
+        return Prompt(_not_empty(ids), given, int(added))
     ids = checked_token_ids("prompt", given, llm.n_vocab)
-    return Prompt(ids, llm.detokenize(ids, skip_special_tokens=False))
+    return Prompt(_not_empty(ids), llm.detokenize(ids, skip_special_tokens=False))
+
+
+def _not_empty(ids: list[int]) -> list[int]:
+    if not ids:
+        raise ValueError("prompt is empty; give at least one token")
+    return ids
 
 
 def _aligner(llm: specrs.Llama, prompt: Prompt, body: Text) -> Aligner | None:

@@ -19,7 +19,7 @@ def protocol(head_timeout: float, write_timeout: float) -> type[asyncio.Protocol
         write_timeout: Seconds that a reader may let full buffers wait.
     """
 
-    class Connection(Base):
+    class Connection(Base):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:

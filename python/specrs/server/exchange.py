@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: the body, JSON or a stream of events, and a client that leaves."""
+"""One HTTP request and its answer: the body, JSON or a stream of events, a client that leaves."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specrs.server")
 
+CLOSING = {"Connection": "close"}
+"""Where the rest of a body is not read."""
+
 Handler = Callable[["Exchange"], Awaitable[None]]
 
 
@@ -32,6 +35,7 @@ class Exchange:
         scope: As ASGI has it.
         arrived: When it came, in seconds of the monotonic clock.
         status: Of the answer; 0 before it begins.
+        ended: Whether all of it is sent, or just being sent.
         notes: What the log tells of it, by name.
     """
 
@@ -41,12 +45,12 @@ class Exchange:
         self.key: str = scope["state"]["key"]
         self.arrived = time.monotonic()
         self.status = 0
+        self.ended = False
         self.notes: dict[str, Any] = {}
         self._settings = settings
         self._receive = receive
         self._send = send
         self._sent = self.arrived  # when something was sent last
-        self._ended = False
 
     async def body(self) -> bytes:
         """Return the whole body; ApiError if it is too large or takes too long."""
@@ -61,9 +65,8 @@ class Exchange:
                 left = max(0.0, deadline - time.monotonic())
                 message = await asyncio.wait_for(self._receive(), left)
             except asyncio.TimeoutError:
-                raise ApiError(
-                    408, "invalid_request_error", "the body did not come in time"
-                ) from None
+                message = "the body did not come in time"
+                raise ApiError(408, "invalid_request_error", message, headers=CLOSING) from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             pieces.append(message.get("body", b""))
@@ -75,7 +78,8 @@ class Exchange:
 
     def _too_large(self) -> ApiError:
         most = self._settings.max_body
-        return ApiError(413, "invalid_request_error", f"a body may have at most {most} bytes")
+        message = f"a body may have at most {most} bytes"
+        return ApiError(413, "invalid_request_error", message, headers=CLOSING)
 
     async def gone(self) -> None:
         """Return when the client has left."""
@@ -94,6 +98,7 @@ class Exchange:
         """Send a whole body."""
         length = {"Content-Length": str(len(body))}
         await self._start(status, {"Content-Type": kind, **length, **(headers or {})})
+        self.ended = True
         await self._body(body, more=False)
 
     async def event(self, value: Any) -> None:
@@ -104,14 +109,14 @@ class Exchange:
         """End the stream, with the mark that it is whole if it is `done`."""
         if done:
             await self._piece(b"data: [DONE]\n\n")
-        self._ended = True
+        self.ended = True
         await self._body(b"", more=False)
 
     async def fail(self, error: ApiError) -> None:
         """Answer with an error, by whatever means are left."""
         if not self.status:
             await self.reply(error.body(), error.status, error.headers)
-        elif not self._ended:
+        elif not self.ended:
             await self.event(error.body())
             await self.end(done=False)
 
@@ -153,7 +158,7 @@ class Exchange:
             silent = time.monotonic() - self._sent
             if silent < self._settings.ping:
                 await asyncio.sleep(self._settings.ping - silent)
-            elif not self._ended:
+            elif not self.ended:
                 await self._piece(b": ping\n\n")
 
 
@@ -178,7 +183,8 @@ class Endpoint:
         try:
             await self._handler(exchange)
         except ApiError as error:
-            exchange.notes["error"] = error.message[:200]
+            exchange.notes["error"] = error.code or error.kind
+            exchange.notes["param"] = error.param  # the message may quote what was sent
             await exchange.fail(error)
         except ClientGone:
             exchange.notes.setdefault("finish", "client gone")
@@ -196,9 +202,9 @@ async def while_connected(exchange: Exchange, work: Awaitable[None]) -> None:
     gone = asyncio.ensure_future(exchange.gone())
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done() and not working.cancelled():
-            return working.result()
-        raise ClientGone
+        if not (working.done() or exchange.ended):
+            raise ClientGone
+        await working
     finally:
         gone.cancel()
         working.cancel()

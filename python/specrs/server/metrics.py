@@ -43,7 +43,10 @@ class Metrics:
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Of them accepted.")
         self._iteration = Histogram(
-            "specrs:iteration_tokens_total", "Rows of a pass.", buckets=ROWS, registry=self._registry
+            "specrs:iteration_tokens_total",
+            "Rows of a pass.",
+            buckets=ROWS,
+            registry=self._registry,
         )
         self._first = self._seconds("time_to_first_token", "From arrival to the first token.")
         self._between = self._seconds("inter_token_latency", "Between tokens of a request.")
@@ -56,9 +59,7 @@ class Metrics:
         return Counter(f"specrs:{name}", about, labels, registry=self._registry)
 
     def _seconds(self, name: str, about: str) -> Histogram:
-        return Histogram(
-            f"specrs:{name}_seconds", about, buckets=SECONDS, registry=self._registry
-        )
+        return Histogram(f"specrs:{name}_seconds", about, buckets=SECONDS, registry=self._registry)
 
     def watch(self, batch: specrs.Batch, passes: Callable[[], tuple[int, int]]) -> None:
         """Tell of a batch from now on, and of the `passes` of its model."""

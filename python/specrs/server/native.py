@@ -196,9 +196,8 @@ class Result:
         sampling, evaluated = self._sampling, stats.prompt_tokens - stats.cached_tokens
         most = self._body.n_predict if self._body.n_predict is not None else stats.tokens_generated
         full = stats.prompt_tokens + stats.tokens_generated >= self._engine.model.n_ctx
-        last = self.request.chunks()[-1:] or [None]
-        ended = last[0] is not None and last[0].tokens[-1:]
-        by_token = bool(ended) and ended[0] in self._tokenizer.end_ids
+        ids = [token for chunk in self.request.chunks()[-2:] for token in chunk.tokens]
+        by_token = ids[-1:] and ids[-1] in self._tokenizer.end_ids
         return {
             "index": self._index,
             "content": text,
@@ -262,7 +261,7 @@ def _translate(body: Native) -> None:
 
 
 def _prompts(prompt: Any) -> list[Any]:
-    """Return prompts: texts, objects with a text, or lists of ids that may have texts among them."""
+    """Return prompts: texts, objects with one, or lists of ids that may have texts among them."""
     if prompt is None:
         raise invalid("prompt is required", "prompt")
     if not isinstance(prompt, list):

@@ -53,6 +53,8 @@ def samplings_of(engine: Engine, body: Common, count: int) -> list[specrs.Sampli
     seed = settings.seed if body.seed is None else body.seed
     if seed is None:
         seed = int.from_bytes(os.urandom(8), "little")
+    if body.top_p is not None and not 0 <= body.top_p <= 1:
+        raise invalid(f"top_p must be from 0 to 1, not {body.top_p}", "top_p")
     temperature = settings.temperature if body.temperature is None else body.temperature
     given: dict[str, Any] = {
         "temperature": temperature,

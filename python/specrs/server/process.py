@@ -52,6 +52,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen(1024)
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen at {host}:{port}: {error.strerror}") from None
@@ -119,7 +120,7 @@ class Server(uvicorn.Server):
             flush=True,
         )
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Take a signal: the first lets requests finish, the second ends everything at once."""
         self._signals += 1
         if self._signals > 1:
@@ -153,5 +154,3 @@ def _log_to_stderr() -> None:
         log.handlers = [handler]
         log.propagate = False
         log.setLevel(level)
-
-

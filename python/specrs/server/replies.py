@@ -58,7 +58,7 @@ class Delta(msgspec.Struct):
     """A piece of a reply."""
 
     role: str | UnsetType = UNSET
-    content: str | None | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType = UNSET
 
@@ -99,4 +99,4 @@ class Reply(msgspec.Struct, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[Any]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET

@@ -65,8 +65,8 @@ class Exchange:
                 left = max(0.0, deadline - time.monotonic())
                 message = await asyncio.wait_for(self._receive(), left)
             except asyncio.TimeoutError:
-                message = "the body did not come in time"
-                raise ApiError(408, "invalid_request_error", message, headers=CLOSING) from None
+                late = "the body did not come in time"
+                raise ApiError(408, "invalid_request_error", late, headers=CLOSING) from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             pieces.append(message.get("body", b""))

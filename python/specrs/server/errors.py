@@ -6,6 +6,9 @@ from typing import Any
 
 from .._specrs import ContextOverflow
 
+FINAL = {"X-Should-Retry": "false"}
+"""Where to try again would not help; clients of OpenAI's API do so otherwise."""
+
 
 class ApiError(Exception):
     """An answer that is an error.
@@ -64,7 +67,7 @@ def refused(param: str, message: str) -> ApiError:
 
 def not_offered(message: str, param: str | None = None) -> ApiError:
     """Return the error of what this server cannot do."""
-    return ApiError(501, "not_supported_error", message, param=param)
+    return ApiError(501, "not_supported_error", message, param=param, headers=FINAL)
 
 
 def unavailable(message: str) -> ApiError:
@@ -73,8 +76,8 @@ def unavailable(message: str) -> ApiError:
 
 
 def internal(message: str = "the server failed; its log says more") -> ApiError:
-    """Return the error of a fault of ours; to try again would not help."""
-    return ApiError(500, "server_error", message, headers={"X-Should-Retry": "false"})
+    """Return the error of a fault of ours."""
+    return ApiError(500, "server_error", message, headers=FINAL)
 
 
 def too_long(n_prompt_tokens: int, n_ctx: int) -> ApiError:

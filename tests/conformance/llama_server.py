@@ -8,7 +8,10 @@ be downloaded.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 # What llama-server's options are called here; those that are not listed have no counterpart.
 OPTIONS = {
@@ -26,10 +29,9 @@ FLAGS |= {"--no-jinja", "--verbose", "--kv-unified", "--swa-full", "--context-sh
 FLAGS |= {"--embedding", "--reranking", "--no-mmproj", "--no-cache-idle-slots"}
 
 
-def translated(arguments: list[str]) -> list[str]:
-    """Return the options of `specrs serve` for those of llama-server."""
+def translated(arguments: list[str], given: dict[str, str]) -> list[str]:
+    """Return the options of `specrs serve` for those of llama-server, which `given` receives."""
     found: list[str] = []
-    given: dict[str, str] = {}
     rest = iter(arguments)
     for name in rest:
         if name in FLAGS:
@@ -43,7 +45,20 @@ def translated(arguments: list[str]) -> list[str]:
     return [*found, "--any-model-name", "--cors", "*", "--allowed-host", "*"]
 
 
+def with_template(model: str, template: Path) -> str:
+    """Return a copy of a model with another chat template."""
+    copy = Path(tempfile.gettempdir()) / f"{template.stem}-{Path(model).name}"
+    if not copy.exists():
+        command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
+        text = template.read_text(encoding="utf-8")
+        subprocess.run([*command, "--chat-template", text, model, str(copy)], check=True)
+    return str(copy)
+
+
 if __name__ == "__main__":
-    model = os.environ["SPECRS_CONFORMANCE_MODEL"]
-    command = [sys.executable, "-m", "specrs", "serve", model, *translated(sys.argv[1:])]
+    model, given = os.environ["SPECRS_CONFORMANCE_MODEL"], {}
+    options = translated(sys.argv[1:], given)
+    if "--chat-template-file" in given:
+        model = with_template(model, Path(given["--chat-template-file"]))
+    command = [sys.executable, "-m", "specrs", "serve", model, *options]
     os.execv(sys.executable, command)

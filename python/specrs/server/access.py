@@ -72,11 +72,11 @@ class Access:
         # A named origin may send what it says that it will send; to all others a star must do.
         wanted = headers.get(b"access-control-request-headers", b"*")
         return [
-            (b"access-control-allow-origin", origin),
-            (b"access-control-allow-credentials", b"true"),
-            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-            (b"access-control-allow-headers", b"*" if anybody else wanted),
-            (b"vary", b"Origin"),
+            (b"Access-Control-Allow-Origin", origin),
+            (b"Access-Control-Allow-Credentials", b"true"),
+            (b"Access-Control-Allow-Methods", b"GET, POST, DELETE, OPTIONS"),
+            (b"Access-Control-Allow-Headers", b"*" if anybody else wanted),
+            (b"Vary", b"Origin"),
         ]
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:

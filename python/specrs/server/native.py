@@ -64,10 +64,10 @@ async def _answer(engine: Engine, exchange: Exchange, body: Native) -> None:
     check(body, 1)
     if body.n_probs is not None and not 0 <= body.n_probs <= TOP_LOGPROBS:
         raise invalid(f"n_probs must be from 0 to {TOP_LOGPROBS}", "n_probs")
-    _translate(body)
     given = _prompts(body.prompt)
     with engine.places(len(given)) as take:
         llm = engine.model
+        _translate(llm, body)
         most = body.n_predict if body.n_predict is not None else body.max_tokens
         if most is None:
             most = engine.settings.max_tokens or MAX_TOKENS
@@ -236,7 +236,7 @@ class Result:
         }
 
 
-def _translate(body: Native) -> None:
+def _translate(llm: specrs.Llama, body: Native) -> None:
     """Take over what has another name here."""
     if body.repetition_penalty is None:
         body.repetition_penalty = body.repeat_penalty
@@ -257,7 +257,10 @@ def _translate(body: Native) -> None:
     for token, bias in biases.items():
         if bias is not False and (isinstance(bias, bool) or not isinstance(bias, (int, float))):
             raise invalid(f"logit_bias: the bias of {token!r} must be a number", "logit_bias")
-    body.logit_bias = {token: -100 if bias is False else bias for token, bias in biases.items()}
+    body.logit_bias = {}
+    for token, bias in biases.items():  # of all tokens of a text, where it is one
+        ids = [token] if token.isdigit() else llm.tokenize(token, add_bos=False)
+        body.logit_bias |= {str(one): -100 if bias is False else bias for one in ids}
 
 
 def _prompts(prompt: Any) -> list[Any]:

@@ -60,7 +60,12 @@ impl<'a> Options<'a> {
                 "n_ctx={n_ctx} is out of range: the model's context holds 1 to {trained} positions"
             )));
         }
-        let notes = description.config.settle(n_ctx);
+        let mut notes = description.config.settle(n_ctx);
+        let unread = description
+            .unread
+            .iter()
+            .map(|name| format!("metadata `{name}` is not known to this family and has no effect"));
+        notes.extend(unread);
         Ok(Checked { description, device: self.device, n_ctx, threads, notes })
     }
 }

@@ -23,6 +23,7 @@ PYTHON_ORDER = {
     "": [
         "_specrs",
         "arguments",
+        "structured",
         "sampling",
         "attention",
         "speculation",
@@ -40,11 +41,13 @@ PYTHON_ORDER = {
         "cli",
         "__main__",
     ],
+    "structured": ["grammar", "constraint", "compiler", "__init__"],
     "attention": ["patterns", "choice", "fidelity", "compare", "__init__"],
     "speculation": [
         "drafters",
         "suffix",
         "draft_model",
+        "forced",
         "length",
         "propose",
         "costs",
@@ -60,6 +63,13 @@ PYTHON_ORDER = {
         "process",
         "template",
         "messages",
+        "tools",
+        "formats",
+        "cursor",
+        "parameters",
+        "reading",
+        "forced",
+        "tokens",
         "format",
         "__init__",
     ],
@@ -118,16 +128,8 @@ PYTHON_ORDER = {
 }
 
 # Of the standard library: loaded when they are needed, never by `import specrs`.
-HEAVY_MODULES = {
-    "asyncio",
-    "email",
-    "hashlib",
-    "http.client",
-    "importlib.metadata",
-    "subprocess",
-    "tempfile",
-    "zipfile",
-}
+HEAVY_MODULES = {"asyncio", "email", "hashlib", "http.client", "importlib.metadata", "subprocess"}
+HEAVY_MODULES |= {"tempfile", "zipfile"}
 
 
 def sources() -> list[Path]:
@@ -422,6 +424,7 @@ def test_readme_has_the_two_commands(command: str) -> None:
         ("README.md", 2, "tokens per call"),
         ("docs/chat.md", 4, "bits per byte"),
         ("docs/batch.md", 2, "passes for"),
+        ("docs/structured.md", 1, "tokens were forced"),
     ],
 )
 def test_code_of_pages_runs(

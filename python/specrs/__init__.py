@@ -42,9 +42,20 @@ from .speculation.suffix import SuffixDecoding as SuffixDecoding
 
 __version__: str
 
-if not TYPE_CHECKING:  # type checkers would believe that it knows every name
+if TYPE_CHECKING:
+    from .speculation.forced import ForcedTokens as ForcedTokens
+    from .structured.grammar import Grammar as Grammar
+else:  # type checkers would believe that it knows every name
 
-    def __getattr__(name: str) -> str:
+    def __getattr__(name: str) -> object:
+        if name == "Grammar":  # only some programs need it
+            from .structured.grammar import Grammar
+
+            return Grammar
+        if name == "ForcedTokens":
+            from .speculation.forced import ForcedTokens
+
+            return ForcedTokens
         # Reading the installed version takes about as long as all the imports above.
         if name == "__version__":
             from importlib.metadata import version

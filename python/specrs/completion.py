@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ._specrs import Session
 from .decoding.generate import steps
@@ -13,7 +14,27 @@ from .decoding.stats import Stats
 from .decoding.step import FinishReason, Step
 from .decoding.trace import Trace
 from .sampling import TokenLogprob
-from .text import Chunk, TextWriter
+from .text import Chunk, Piece, TextWriter, chunk, joined
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that a reply makes of a tool.
+
+    Attributes:
+        id: What the message with its result refers to as `tool_call_id`.
+        name: The tool's.
+        arguments: An object as JSON text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as a message has it among its "tool_calls"."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True)
@@ -21,13 +42,16 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: The text up to the end token or stop string, neither included.
+        text: The text up to the end token or stop string, neither included. In chats it is without
+            reasoning and calls of tools.
         tokens: The ids made, the one that ended the generation included.
         finish_reason: "stop" at an end token or stop string, "length" at `max_tokens` or a full
             context, "cancelled" where a request of a batch was cancelled.
         logprobs: One for each of `tokens`; None unless asked for.
         stats: What it cost.
         trace: The steps, if asked for.
+        tool_calls: The tools that a reply calls, if the chat was given any.
+        reasoning: What the model thought before it replied; None if it did not.
     """
 
     text: str
@@ -36,6 +60,8 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     stats: Stats
     trace: Trace | None
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
 
 
 class Stream(Iterator[Chunk]):
@@ -94,14 +120,15 @@ class Stream(Iterator[Chunk]):
     def cancel(self) -> Chunk:
         """End after the steps so far; return the text that was held back."""
         self.finish_reason = "cancelled"
-        return Chunk(self._writer.finish(), [], False)
+        return chunk(self._writer.finish(), [], False)
 
     def completion(self, chunks: Iterable[Chunk]) -> Completion:
         """Return what these chunks are together, at the end."""
         chunks = list(chunks)
         assert self.finish_reason is not None
+        whole = joined([Piece(chunk.text, chunk.reasoning, chunk.tool_calls) for chunk in chunks])
         return Completion(
-            text="".join(chunk.text for chunk in chunks),
+            text=whole.text,
             tokens=[token for chunk in chunks for token in chunk.tokens],
             finish_reason=self.finish_reason,
             logprobs=None
@@ -109,4 +136,6 @@ class Stream(Iterator[Chunk]):
             else [of for chunk in chunks for of in chunk.logprobs or ()],
             stats=self.stats,
             trace=self._trace,
+            tool_calls=tuple(ToolCall(of.id, of.name, of.arguments) for of in whole.tool_calls),
+            reasoning=whole.reasoning or None,
         )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from .arguments import NO_TOKEN_IDS, checked_int, checked_text
 from .attention.choice import Attention
+from .decoding.loop import room
 from .sampling import Sampling
 from .speculation.drafters import Drafter
 from .speculation.length import LengthPolicy
 
 if TYPE_CHECKING:
     from ._specrs import Session
+    from .structured.grammar import Grammar
 
 
 class Options(TypedDict, total=False):
@@ -26,10 +30,17 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     skip_special_tokens: bool
     logprobs: int | None
+    grammar: Grammar | None
     session: Session | None
     attention: Attention
     progress: Callable[[int, int], object] | None
     trace: bool
+
+
+class OptionsOfText(Options, total=False):
+    """The keyword arguments of a generation after a text."""
+
+    parse_special: bool
 
 
 class ChatOptions(TypedDict, total=False):
@@ -39,10 +50,38 @@ class ChatOptions(TypedDict, total=False):
     template_variables: Mapping[str, Any] | None
     add_generation_prompt: bool | None
     continue_final_message: bool
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
 
 
 class OptionsOfChat(Options, ChatOptions, total=False):
     """The keyword arguments of a reply."""
+
+
+def prompt_ids(
+    llm: Any, prompt: str | Sequence[int], n_ctx_train: int, parse_special: bool
+) -> list[int]:
+    """Return the ids of a prompt of `llm`, which may be text.
+
+    Raises TypeError or ValueError for what is none, ContextOverflow for what leaves no room.
+    """
+    if isinstance(prompt, str):
+        return list(llm.tokenize(checked_text("prompt", prompt), parse_special=parse_special))
+    if isinstance(prompt, NO_TOKEN_IDS) or not isinstance(prompt, Iterable):
+        raise TypeError(f"prompt must be text or token ids, not {type(prompt).__name__}")
+    if isinstance(prompt, Sized):  # too many need not be read
+        room(len(prompt), llm.n_ctx, None, n_ctx_train)
+    ids = []
+    for i, token in enumerate(islice(prompt, llm.n_ctx)):
+        if isinstance(token, str):
+            raise TypeError("prompt must be one text or token ids; call once for each text")
+        token = checked_int(f"prompt[{i}]", token, "a token id")
+        if not 0 <= token < llm.n_vocab:
+            raise ValueError(f"prompt[{i}] is {token}, outside the vocabulary of {llm.n_vocab}")
+        ids.append(token)
+    if len(ids) == llm.n_ctx:  # of an iterator that may have no end
+        room(llm.n_ctx, llm.n_ctx, None, n_ctx_train, more=True)
+    return ids
 
 
 def checked_length(

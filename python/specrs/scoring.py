@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._specrs import ContextOverflow, Session, Tokenizer
-from .arguments import NO_TOKEN_IDS, checked_int, checked_text, checked_token_ids
+from .arguments import NO_TOKEN_IDS, checked_text, checked_token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -261,13 +261,3 @@ class _Score:
             num_bytes=num_bytes,
             top_logprobs=self._top if self._count else None,
         )
-
-
-def checked_top_logprobs(count: Any, n_vocab: int) -> int:
-    """Return `top_logprobs`; TypeError or ValueError if it is no number of tokens."""
-    number = checked_int("top_logprobs", count)
-    if not 0 <= number <= n_vocab:
-        raise ValueError(
-            f"top_logprobs must be from 0 to {n_vocab}, the size of the vocabulary, not {number}"
-        )
-    return number

@@ -41,43 +41,69 @@ impl Pass {
     pub(super) fn output_product(&self, phase: &Phase<'_>, local: &mut Local) {
         let Decoder { config, kernels, weights } = &*self.decoder;
         let finish = Finish::new(config, kernels);
-        let logits = &self.wanted[self.chosen..];
         let mut found = self.no_candidates(phase);
+        let targets = self.targets();
         let input = self.buffers.output.read(phase);
         while let Some(tiles) = phase.next_units() {
             multiply(kernels, &weights.output, tiles, &input, &mut local.results, |columns, rows, results| {
                 let bounds = weights.output_bounds.get(columns.start / TILE).unwrap_or(&NO_BOUNDS);
-                for (row, values) in rows.zip(results) {
-                    let second = row >= self.wanted.len();
-                    let biased;
-                    let values = match &weights.output_bias {
-                        Some(bias) if !second => {
-                            biased = plus(values, &bias[columns.start..]);
-                            &biased
+                let bias = weights.output_bias.as_ref().map(|bias| &bias[columns.start..]);
+                let [first, end] = [rows.start, rows.end].map(|row| row.min(self.chosen));
+                let (sought, products) = results.split_at(end - first);
+                for (found, values) in found[first..end].iter_mut().zip(sought) {
+                    found.look(&finish, columns.clone(), plus(values, bias, &mut [0.0; TILE]), bounds);
+                }
+                let mut products = products.iter();
+                let targets = &targets[rows.start - first..rows.end - end];
+                // One writer for the rows of a sequence: making one costs as much as storing several tiles.
+                for targets in targets.chunk_by(|a, b| (a.sequence, a.second) == (b.sequence, b.second)) {
+                    let mut logits = phase.writer(&self.task.sequences[targets[0].sequence].logits);
+                    let mut tile = logits.columns(columns.clone());
+                    for (target, values) in targets.iter().zip(products.by_ref()) {
+                        let to = tile.row(target.result);
+                        match target.second {
+                            false => put(plus(values, bias, &mut [0.0; TILE]), to),
+                            true => add(values, 1.0, to),
                         }
-                        _ => values,
-                    };
-                    let Some(i) = row.checked_sub(found.len()) else {
-                        found[row].look(&finish, columns.clone(), values, bounds);
-                        continue;
-                    };
-                    let WantedRow { row, result } = logits[if second { i - logits.len() } else { i }];
-                    let mut to = phase.writer(&self.task.sequence(row).logits);
-                    let to = to.part(result, columns.clone());
-                    match second {
-                        false => put(values, to),
-                        true => add(values, 1.0, to),
-                    }
-                    if second || !self.decoder.splits_output() {
-                        finish.apply(to);
+                        if target.second || !self.decoder.splits_output() {
+                            finish.apply(to);
+                        }
                     }
                 }
             });
         }
         self.keep_candidates(phase, found);
     }
+
+    /// Where the products of the rows go of which logits are wanted.
+    fn targets(&self) -> Vec<Target> {
+        let target = |second| {
+            self.wanted[self.chosen..].iter().map(move |&WantedRow { row, result }| Target {
+                sequence: self.task.rows[row].sequence,
+                result,
+                second,
+            })
+        };
+        let second = self.decoder.splits_output().then(|| target(true));
+        target(false).chain(second.into_iter().flatten()).collect()
+    }
 }
 
-fn plus(values: &[f32; TILE], bias: &[f32]) -> [f32; TILE] {
-    std::array::from_fn(|i| values[i] + bias[i])
+/// Where a product goes.
+struct Target {
+    /// Index into the task's sequences.
+    sequence: usize,
+    /// Which of its results.
+    result: usize,
+    /// Whether it is the second part of a logit.
+    second: bool,
+}
+
+/// The values plus their bias, which are put into `sum`; without one the values, since a copy of each tile costs 2 % of a
+/// pass of few rows.
+#[inline(always)]
+fn plus<'v>(values: &'v [f32; TILE], bias: Option<&[f32]>, sum: &'v mut [f32; TILE]) -> &'v [f32; TILE] {
+    let Some(bias) = bias else { return values };
+    *sum = std::array::from_fn(|i| values[i] + bias[i]);
+    sum
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from enum import Enum
@@ -23,6 +24,7 @@ from .options import (
     biases_of,
     check_max_tokens,
     given,
+    grammar_of,
     seed_of,
     stdin_text,
     tools_of,
@@ -35,6 +37,7 @@ class DrafterName(str, Enum):
 
     prompt_lookup = "prompt-lookup"
     suffix_decoding = "suffix-decoding"
+    forced_tokens = "forced-tokens"
 
 
 def generate(
@@ -68,6 +71,13 @@ def generate(
     logit_bias: Annotated[
         list[str] | None, typer.Option(metavar="ID=NUMBER", help="-inf forbids the token.")
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON of this schema, compact.")
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE.lark", help="What these rules derive.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="What this matches as a whole.")] = None,
     drafter: Annotated[DrafterName | None, typer.Option(help="Guess ahead, no model.")] = None,
     max_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
     min_ngram_size: Annotated[int | None, typer.Option(help="Of prompt-lookup.")] = None,
@@ -119,12 +129,13 @@ def generate(
         raise ValueError("--max-ngram-size and --min-ngram-size need --drafter prompt-lookup")
     if small and not draft_model:
         raise ValueError("--p-min needs --draft-model")
-    if either and not (drafter or draft_model):
+    if either and not draft_model and drafter in (None, DrafterName.forced_tokens):
         raise ValueError("--num-draft-tokens needs --drafter or --draft-model")
     if draft_length is not None and not (drafter or draft_model):
         raise ValueError("--draft-length needs --drafter or --draft-model")
     length = None if draft_length is None else specrs.FixedLength(draft_length)
     check_max_tokens(max_tokens)
+    constraint = grammar_of(json_schema, grammar, regex)
     conversation = given(
         tools=None if tools is None else tools_of(tools),
         template_variables=variables_of(template_variable),
@@ -145,8 +156,10 @@ def generate(
     chosen: specrs.Drafter | None = None
     if drafter is DrafterName.prompt_lookup:
         chosen = specrs.PromptLookup(**lookup, **either)
-    elif drafter:
+    elif drafter is DrafterName.suffix_decoding:
         chosen = specrs.SuffixDecoding(**either)
+    elif drafter:
+        chosen = specrs.ForcedTokens()
     elif draft_model:
         draft_llm = specrs.Llama(specrs.pull(draft_model), **computing)
         chosen = specrs.DraftModel(draft_llm, **small, **either)
@@ -159,6 +172,7 @@ def generate(
         drafter=chosen,
         draft_length=length,
         attention=pattern,
+        grammar=constraint,
     )
     options |= {"sampling": sampling, "ignore_eos": ignore_eos}
     options |= {"skip_special_tokens": not special_tokens}
@@ -172,7 +186,12 @@ def generate(
             stream = llm.stream_chat([message], progress=progress, **conversation, **options)
         else:
             stream = llm.stream(text, progress=progress, **options)
+        chunks = []
         for chunk in stream:
+            chunks.append(chunk)
+            print(chunk.reasoning, end="", file=sys.stderr, flush=True)
             print(chunk.text, end="", flush=True)
     print()
+    for call in stream.completion(chunks).tool_calls:
+        print(json.dumps(call.as_dict(), ensure_ascii=False))
     print(summary(stream.stats), file=sys.stderr)

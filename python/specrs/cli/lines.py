@@ -75,6 +75,8 @@ def generate_lines(
                     result["error"] = _message(many.errors.pop(number))
                 else:
                     result["text"] = completion.text
+                    if completion.reasoning is not None:
+                        result["reasoning"] = completion.reasoning
                     result["finish_reason"] = completion.finish_reason
                     stats, many.results[number] = completion.stats, None
                     result["usage"] = {

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..structured.grammar import Grammar
+
 # Options that reach the library under their own names; None leaves the choice to it.
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name or path of a model.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
@@ -85,6 +87,21 @@ def tools_of(file: Path) -> list[Any]:
     if not isinstance(tools, list):
         raise ValueError(f"{file} must be a JSON list of tools, not {type(tools).__name__}")
     return tools
+
+
+def grammar_of(schema: Path | None, rules: Path | None, pattern: str | None) -> Grammar | None:
+    """Read --json-schema, --grammar and --regex, of which there may be one."""
+    if sum(value is not None for value in (schema, rules, pattern)) > 1:
+        raise ValueError("--json-schema, --grammar and --regex exclude each other")
+    try:
+        if schema is not None:
+            return Grammar.json_schema(text_of(schema))
+        if rules is not None:
+            return Grammar.lark(text_of(rules))
+        return None if pattern is None else Grammar.regex(pattern)
+    except ValueError as error:
+        where = "--regex" if pattern is not None else str(schema or rules)
+        raise ValueError(f"{where}: {error}") from None
 
 
 def text_of(file: Path) -> str:

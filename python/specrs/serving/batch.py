@@ -14,7 +14,7 @@ from .._specrs import Session
 from ..arguments import checked_bool, checked_count, checked_int, checked_positive
 from ..completion import Stream
 from ..decoding.loop import Generation
-from ..options import Options, OptionsOfChat, check_options
+from ..options import OptionsOfChat, OptionsOfText, check_options
 from ..speculation.costs import MeasuredCost
 from .memory import available
 from .pages import PAGE, Pages, pages_of
@@ -143,7 +143,7 @@ class Batch:
         *,
         cache_salt: Hashable = None,
         priority: int = 0,
-        **options: Unpack[Options],
+        **options: Unpack[OptionsOfText],
     ) -> Request:
         """Add a prompt; from any thread. Its arguments are checked here.
 
@@ -158,7 +158,7 @@ class Batch:
         Raises what `Llama.stream` does, MemoryError for what can never fit into `cache_bytes`, and
         RuntimeError once the batch is closed.
         """
-        _check_options("add", options, Options)
+        _check_options("add", options, OptionsOfText)
         return self._add(self._llm.stream, prompt, cache_salt, priority, dict(options))
 
     def add_chat(
@@ -175,7 +175,7 @@ class Batch:
 
     def check(self, prompt: Any, options: Mapping[str, Any]) -> None:
         """Raise what `add` would, without adding anything."""
-        _check_options("add", options, Options)
+        _check_options("add", options, OptionsOfText)
         self._llm.stream(prompt, **options)
 
     @property

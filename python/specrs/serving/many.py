@@ -17,7 +17,7 @@ from ..text import Chunk
 from .batch import Batch
 from .request import Request
 
-PER_PROMPT = ("sampling", "drafter", "max_tokens")
+PER_PROMPT = ("sampling", "drafter", "max_tokens", "grammar")
 """Options of which there may be a list, with a value for each prompt."""
 
 WINDOW = 4

@@ -106,8 +106,8 @@ class ManyTexts:
             cache_bytes: As for `batch`.
             show_progress: Tell on stderr how far it is, if that is a terminal.
             return_errors: Return what goes wrong with a prompt in its place.
-            **options: As for `generate`, but without `session`. `sampling`, `drafter` and
-                `max_tokens` may be a list with a value for each prompt.
+            **options: As for `generate`, but without `session`. `sampling`, `drafter`,
+                `max_tokens` and `grammar` may be a list with a value for each prompt.
 
         Raises BatchError once all others are done if some failed, unless `return_errors`;
         BatchInterrupted, a KeyboardInterrupt with what is done, on Ctrl-C; TypeError or ValueError

@@ -61,7 +61,8 @@ def test_what_is_called_after_a_step_may_not_raise(llm: Llama) -> None:
 
 
 def test_who_has_priority_is_begun_first(llm: Llama) -> None:
-    gate, order = Gate(), []
+    gate = Gate()
+    order: list[int] = []
 
     def note(events: Collection[Event]) -> None:
         order.extend(event.sequence.number for event in events if event.ended)

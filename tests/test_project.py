@@ -43,17 +43,6 @@ PYTHON_ORDER = {
     ],
     "structured": ["grammar", "constraint", "compiler", "__init__"],
     "attention": ["patterns", "choice", "fidelity", "compare", "__init__"],
-    "speculation": [
-        "drafters",
-        "suffix",
-        "draft_model",
-        "forced",
-        "length",
-        "propose",
-        "costs",
-        "adaptive",
-        "__init__",
-    ],
     "decoding": ["verify", "step", "loop", "generate", "stats", "trace", "replay", "__init__"],
     "chat": [
         "origin",
@@ -103,29 +92,18 @@ PYTHON_ORDER = {
         "app",
         "__init__",
     ],
-    "server": [
-        "settings",
-        "errors",
-        "parameters",
-        "metrics",
-        "engine",
-        "exchange",
-        "logprobs",
-        "replies",
-        "choices",
-        "options",
-        "structured",
-        "chat",
-        "completions",
-        "tokens",
-        "native",
-        "access",
-        "app",
-        "connections",
-        "process",
-        "__init__",
-    ],
 }
+# fmt: off
+PYTHON_ORDER["speculation"] = [
+    "drafters", "suffix", "draft_model", "forced", "length", "propose", "costs",
+    "adaptive", "__init__",
+]
+PYTHON_ORDER["server"] = [
+    "settings", "errors", "parameters", "metrics", "engine", "exchange", "logprobs",
+    "replies", "choices", "options", "structured", "chat", "completions", "tokens",
+    "native", "access", "app", "connections", "process", "__init__",
+]
+# fmt: on
 
 # Of the standard library: loaded when they are needed, never by `import specrs`.
 HEAVY_MODULES = {"asyncio", "email", "hashlib", "http.client", "importlib.metadata", "subprocess"}

@@ -56,7 +56,8 @@ def with_template(model: str, template: Path) -> str:
 
 
 if __name__ == "__main__":
-    model, given = os.environ["SPECRS_CONFORMANCE_MODEL"], {}
+    model = os.environ["SPECRS_CONFORMANCE_MODEL"]
+    given: dict[str, str] = {}
     options = translated(sys.argv[1:], given)
     if "--chat-template-file" in given:
         model = with_template(model, Path(given["--chat-template-file"]))

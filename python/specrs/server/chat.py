@@ -6,18 +6,21 @@ import uuid
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 import specrs
 
-from ..chat.format import ChatTokens
+from ..chat.tokens import ChatTokens
+from ..text import Piece, ToolCallDelta
 from .choices import Choice, Header, collect, stream
 from .engine import Engine
 from .errors import invalid
 from .exchange import Exchange, while_connected
-from .logprobs import Aligner, Entry, of_chat
+from .logprobs import Aligner, Entry, Unaligned, of_chat
 from .options import options_of, samplings_of
 from .parameters import Chat, check_chat, decode
 from .replies import ChatChoice, ChatDelta, Delta, Message
-from .structured import check_tools, grammar_of
+from .structured import grammar_of
 
 
 class ChatForm:
@@ -25,13 +28,15 @@ class ChatForm:
 
     Args:
         llm: The model, whose tokens are spelled.
+        named: Whether the request names the tool that is to be called.
     """
 
     name = "chat.completion"
     event_name = "chat.completion.chunk"
 
-    def __init__(self, llm: specrs.Llama) -> None:
+    def __init__(self, llm: specrs.Llama, *, named: bool) -> None:
         self._llm = llm
+        self._named = named
 
     def _logprobs(self, entries: list[Entry] | None) -> dict[str, Any] | None:
         return None if entries is None else of_chat(self._llm.tokenizer, entries)
@@ -40,26 +45,62 @@ class ChatForm:
         """Say who speaks."""
         return [ChatDelta(choice.index, Delta(role="assistant", content=None))]
 
-    def piece(self, choice: Choice, text: str, entries: list[Entry] | None) -> list[ChatDelta]:
-        """Send text, if there is any; log-probabilities never go alone."""
+    def piece(self, choice: Choice, piece: Piece, entries: list[Entry] | None) -> list[ChatDelta]:
+        """Send what became final; log-probabilities never go alone."""
         choice.entries += entries or ()
-        if not text:
+        deltas: list[Delta] = []
+        if piece.reasoning:
+            deltas.append(Delta(reasoning_content=piece.reasoning))
+        if piece.text:
+            deltas.append(Delta(content=piece.text))
+        for call in piece.tool_calls:
+            deltas += self._call(choice, call)
+        if not deltas:
             return []
         logprobs = self._logprobs(None if entries is None else choice.entries)
         choice.entries = []
-        return [ChatDelta(choice.index, Delta(content=text), logprobs)]
+        first, *rest = deltas
+        return [
+            ChatDelta(choice.index, first, logprobs),
+            *(ChatDelta(choice.index, delta, self._logprobs(entries and [])) for delta in rest),
+        ]
+
+    @staticmethod
+    def _call(choice: Choice, call: ToolCallDelta) -> list[Delta]:
+        """Send a piece of a call: first whose it is, and then its arguments alone."""
+        found = []
+        if call.index == choice.calls:  # calls come one after the other
+            choice.calls += 1
+            function = {"name": call.name, "arguments": ""}
+            begin = {"index": call.index, "id": call.id, "type": "function", "function": function}
+            found.append(Delta(tool_calls=[begin]))
+        if call.arguments:
+            function = {"arguments": call.arguments}
+            found.append(Delta(tool_calls=[{"index": call.index, "function": function}]))
+        return found
 
     def finish(self, choice: Choice, reason: str) -> list[ChatDelta]:
         """Say why it ends."""
         logprobs = self._logprobs(choice.entries or None)
-        return [ChatDelta(choice.index, Delta(), logprobs, reason)]
+        return [ChatDelta(choice.index, Delta(), logprobs, self._reason(reason, choice.calls))]
 
     def whole(
-        self, choice: Choice, text: str, entries: list[Entry] | None, reason: str
+        self, choice: Choice, completion: specrs.Completion, entries: list[Entry] | None
     ) -> ChatChoice:
         """Send all of it."""
-        message = Message("assistant", text)
+        calls = [call.as_dict() for call in completion.tool_calls]
+        message = Message(
+            "assistant",
+            None if calls and not completion.text else completion.text,
+            reasoning_content=completion.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        reason = self._reason(str(completion.finish_reason), len(calls))
         return ChatChoice(choice.index, message, self._logprobs(entries), reason)
+
+    def _reason(self, reason: str, calls: int) -> str:
+        """Say that it ends with calls, unless the request named the tool: then it just stops."""
+        return "tool_calls" if calls and reason == "stop" and not self._named else reason
 
 
 async def chat_completions(engine: Engine, exchange: Exchange) -> None:
@@ -67,7 +108,6 @@ async def chat_completions(engine: Engine, exchange: Exchange) -> None:
     body = decode(await exchange.body(), Chat)
     check_chat(body, engine.settings.max_n)
     engine.check_model(body.model)
-    check_tools(body)
     await while_connected(exchange, _answer(engine, exchange, body))
 
 
@@ -94,7 +134,7 @@ async def _answer(engine: Engine, exchange: Exchange, body: Chat) -> None:
         ids = await engine.prepare(lambda: prompt_of(llm, body), "messages")
         take(len(ids))
         requests = await engine.add(
-            [(ids, {**options, **grammar, "sampling": one}) for one in samplings]
+            [(ids, {**options, "grammar": grammar, "sampling": one}) for one in samplings]
         )
         try:
             choices = [
@@ -103,7 +143,7 @@ async def _answer(engine: Engine, exchange: Exchange, body: Chat) -> None:
             ]
             model = engine.settings.names[0]
             header = Header(f"chatcmpl-{uuid.uuid4().hex}", model, engine.fingerprint)
-            form = ChatForm(llm)
+            form = ChatForm(llm, named=isinstance(body.tool_choice, dict))
             if body.stream:
                 usage = body.includes_usage
                 await stream(exchange, engine, header, choices, form, includes_usage=usage)
@@ -114,10 +154,12 @@ async def _answer(engine: Engine, exchange: Exchange, body: Chat) -> None:
                 engine.leave(request)
 
 
-def _aligner(llm: specrs.Llama, ids: ChatTokens, body: Chat) -> Aligner | None:
+def _aligner(llm: specrs.Llama, ids: ChatTokens, body: Chat) -> Aligner | Unaligned | None:
     if not body.logprobs:
         return None
     skip = body.skip_special_tokens is not False
+    if skip and not ids.rules.trivial:
+        return Unaligned()
     return Aligner(llm.tokenizer.stream(continuing=ids.continued, skip_special_tokens=skip))
 
 
@@ -126,6 +168,9 @@ def prompt_of(llm: specrs.Llama, body: Any) -> ChatTokens:
     options = {
         "template_variables": body.chat_template_kwargs,
         "continue_final_message": bool(body.continue_final_message),
+        "tools": body.tools or None,
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
     }
     if body.add_generation_prompt is not None and not body.continue_final_message:
         options["add_generation_prompt"] = body.add_generation_prompt

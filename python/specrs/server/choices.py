@@ -11,16 +11,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..completion import Completion
 from ..decoding.stats import Stats
 from ..serving.request import Request
+from ..text import Chunk, Piece, joined
 from .engine import Engine, updates
 from .errors import ApiError, internal, invalid, unavailable
 from .exchange import Exchange
-from .logprobs import Aligner, Entry
+from .logprobs import Aligner, Entry, Unaligned
 from .metrics import Metrics
 from .replies import Reply, Usage
 
 logger = logging.getLogger("specrs.server")
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that is returned before what follows it.
+
+    Attributes:
+        text: The prompt.
+        entries: Its tokens with their log-probabilities, if they are wanted.
+    """
+
+    text: str
+    entries: list[Entry]
 
 
 @dataclass
@@ -32,15 +47,17 @@ class Choice:
         first: Whether it is the first of its prompt.
         request: Where it comes from.
         aligner: Tells which log-probabilities belong to which text; None if none are wanted.
-        state: What its form remembers of it.
+        echo: What stands before its text, if that is wanted.
+        calls: How many calls of tools were begun.
         entries: Log-probabilities not sent yet.
     """
 
     index: int
     first: bool
     request: Request
-    aligner: Aligner | None = None
-    state: Any = None
+    aligner: Aligner | Unaligned | None = None
+    echo: Echo | None = None
+    calls: int = 0
     entries: list[Entry] = field(default_factory=list)
 
 
@@ -55,13 +72,13 @@ class Form(Protocol):
     def begin(self, choice: Choice) -> list[Any]:
         """Return what a stream begins with."""
 
-    def piece(self, choice: Choice, text: str, entries: list[Entry] | None) -> list[Any]:
-        """Return what is to be sent of more text; nothing, if it says nothing yet."""
+    def piece(self, choice: Choice, piece: Piece, entries: list[Entry] | None) -> list[Any]:
+        """Return what is to be sent of what became final; nothing, if it says nothing yet."""
 
     def finish(self, choice: Choice, reason: str) -> list[Any]:
         """Return what a stream ends with."""
 
-    def whole(self, choice: Choice, text: str, entries: list[Entry] | None, reason: str) -> Any:
+    def whole(self, choice: Choice, completion: Completion, entries: list[Entry] | None) -> Any:
         """Return a whole choice."""
 
 
@@ -109,10 +126,9 @@ async def collect(
         if choice.aligner is not None:
             entries = choice.aligner.take(completion.logprobs or (), completion.text)
             entries += choice.aligner.finish()
-        reason = completion.finish_reason
-        whole.append(form.whole(choice, completion.text, entries, reason))
+        whole.append(form.whole(choice, completion, entries))
         usage.add(completion.stats, first=choice.first)
-        note(exchange, engine.metrics, completion.stats, usage, reason)
+        note(exchange, engine.metrics, completion.stats, usage, completion.finish_reason)
     await exchange.reply(header.reply(form.name, whole, usage=usage))
 
 
@@ -144,9 +160,9 @@ async def stream(
                     check_end(reason)
                     for one in choices:
                         await send(form.begin(one))
-                text = "".join(chunk.text for chunk in chunks)
-                entries = _entries(choice, chunks, text, over=over)
-                await send(form.piece(choice, text, entries))
+                piece = joined([Piece(one.text, one.reasoning, one.tool_calls) for one in chunks])
+                entries = _entries(choice, chunks, piece.text, over=over)
+                await send(form.piece(choice, piece, entries))
                 if over:
                     check_end(reason)
                     await send(form.finish(choice, str(reason)))
@@ -162,7 +178,9 @@ async def stream(
         await exchange.end()
 
 
-def _entries(choice: Choice, chunks: Any, text: str, *, over: bool) -> list[Entry] | None:
+def _entries(
+    choice: Choice, chunks: Sequence[Chunk], text: str, *, over: bool
+) -> list[Entry] | None:
     """Return the log-probabilities whose text is out and that were not sent."""
     aligner = choice.aligner
     if aligner is None:

@@ -10,7 +10,8 @@ from typing import Any
 import specrs
 
 from ..arguments import checked_token_ids
-from .choices import Choice, Header, collect, stream
+from ..text import Piece
+from .choices import Choice, Echo, Header, collect, stream
 from .engine import Engine
 from .exchange import Exchange, while_connected
 from .logprobs import Aligner, Entry, of_prompt, of_text
@@ -38,19 +39,6 @@ class Prompt:
     hidden: int = 0
 
 
-@dataclass
-class Echo:
-    """What stands before a completion, if it is to be returned; sent once.
-
-    Attributes:
-        text: The prompt.
-        entries: Its tokens with their log-probabilities, if they are wanted.
-    """
-
-    text: str
-    entries: list[Entry]
-
-
 class TextForm:
     """Sends completions.
 
@@ -68,33 +56,34 @@ class TextForm:
 
     def begin(self, choice: Choice) -> list[TextChoice]:
         """Send the prompt, if it is wanted."""
-        echo: Echo | None = choice.state
+        echo = choice.echo
         if echo is None:
             return []
         wanted = None if choice.aligner is None else echo.entries
         return [TextChoice(choice.index, echo.text, self._logprobs(wanted))]
 
-    def piece(self, choice: Choice, text: str, entries: list[Entry] | None) -> list[TextChoice]:
+    def piece(self, choice: Choice, piece: Piece, entries: list[Entry] | None) -> list[TextChoice]:
         """Send text, if there is any; log-probabilities never go alone."""
         choice.entries += entries or ()
-        if not text:
+        if not piece.text:
             return []
         logprobs = self._logprobs(None if entries is None else choice.entries)
         choice.entries = []
-        return [TextChoice(choice.index, text, logprobs)]
+        return [TextChoice(choice.index, piece.text, logprobs)]
 
     def finish(self, choice: Choice, reason: str) -> list[TextChoice]:
         """Say why it ends."""
         return [TextChoice(choice.index, "", self._logprobs(choice.entries or None), reason)]
 
     def whole(
-        self, choice: Choice, text: str, entries: list[Entry] | None, reason: str
+        self, choice: Choice, completion: specrs.Completion, entries: list[Entry] | None
     ) -> TextChoice:
         """Send all of it."""
-        echo: Echo | None = choice.state
+        text, echo = completion.text, choice.echo
         if echo is not None:
             text = echo.text + text
             entries = None if entries is None else echo.entries + entries
+        reason = str(completion.finish_reason)
         return TextChoice(choice.index, text, self._logprobs(entries), reason)
 
 
@@ -125,7 +114,7 @@ async def answer(engine: Engine, exchange: Exchange, body: Text) -> None:
         take(sum(len(prompt.ids) for prompt in prompts))
         requests = await engine.add(
             [
-                (prompt.ids, {**options, **grammar, "sampling": sampling})
+                (prompt.ids, {**options, "grammar": grammar, "sampling": sampling})
                 for prompt in prompts
                 for sampling in samplings
             ]
@@ -188,4 +177,4 @@ async def _add_echoes(
             score = await engine.score(prompt.ids, logprobs)
             entries = of_prompt(engine.model.tokenizer, prompt.ids, prompt.hidden, score)
         for choice in choices[number * n : (number + 1) * n]:
-            choice.state = Echo(prompt.text, entries)
+            choice.echo = Echo(prompt.text, entries)

@@ -10,6 +10,10 @@ FINAL = {"X-Should-Retry": "false"}
 """Where to try again would not help; clients of OpenAI's API do so otherwise."""
 
 
+NAMED = ("tools", "tool_choice", "parallel_tool_calls", "messages")
+"""Arguments that are called as the parameters are."""
+
+
 class ApiError(Exception):
     """An answer that is an error.
 
@@ -99,8 +103,10 @@ def too_long(n_prompt_tokens: int, n_ctx: int) -> ApiError:
 def of_preparing(error: Exception, param: str | None = None) -> ApiError:
     """Return the answer to what went wrong before a request was queued: the client's mistakes.
 
-    The engine's own messages name the setting first, which is then the parameter.
+    The library's messages begin with the argument at fault; where that is a parameter, it is named.
     """
+    first = str(error).partition(" ")[0]
+    param = first if first in NAMED else param
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflow):

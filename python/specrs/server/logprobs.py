@@ -71,6 +71,18 @@ class Aligner:
         return ready
 
 
+class Unaligned:
+    """Does the same where a reply has parts that are no text: tokens come as they are made."""
+
+    def take(self, logprobs: Iterable[specrs.TokenLogprob], _: str) -> list[Entry]:
+        """Return all tokens."""
+        return [Entry(one.token, 0, one.logprob, one.top) for one in logprobs]
+
+    def finish(self) -> list[Entry]:
+        """Return nothing more."""
+        return []
+
+
 def spelled(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
     """Return the text of a token, and its real bytes; a control token is spelled by its name."""
     raw = tokenizer.token_bytes(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from .options import options_of, samplings_of
 from .parameters import Common, Text, check, decode
 from .replies import Usage
 from .settings import TOP_LOGPROBS
+from .structured import grammar_of
 
 
 class Native(Common, kw_only=True):
@@ -78,6 +80,7 @@ async def _answer(engine: Engine, exchange: Exchange, body: Native) -> None:
             logprobs=body.n_probs or None,
             key=exchange.key,
         )
+        options["grammar"] = await engine.prepare(partial(grammar_of, body), "json_schema")
         (sampling,) = samplings_of(engine, body, 1)
         prompts = await engine.prepare(lambda: [_ids(llm, one) for one in given], "prompt")
         take(sum(map(len, prompts)))

@@ -45,6 +45,7 @@ class Common(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
     speculation: int | str | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -179,6 +180,13 @@ def check_chat(body: Chat, max_n: int) -> None:
         if value is not None and value < 1:
             raise invalid(f"{name} must be at least 1, not {value}", name)
     _check_turns(body)
+    kind = (body.response_format or {}).get("type", "text")
+    if body.tools and body.tool_choice != "none" and (body.json_schema or kind != "text"):
+        raise invalid(
+            "response_format and tools exclude each other: a reply cannot obey a format and call "
+            'a tool; take one of them, or tool_choice "none"',
+            "response_format",
+        )
 
 
 def _check_turns(body: Chat) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
-
 from ..speculation.costs import ForwardCost
 from ..speculation.drafters import common_prefix
 from .caches import Caches
@@ -60,7 +58,9 @@ class Scheduler:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a sequence wait: by priority, and of one priority in the order of arrival."""
-        insort(self.waiting, sequence, key=lambda s: (s.priority, s.number))
+        turn = sequence.priority, sequence.number
+        earlier = sum((other.priority, other.number) < turn for other in self.waiting)
+        self.waiting.insert(earlier, sequence)
 
     def admit(self, now: float) -> list[Sequence]:
         """Let waiting sequences run, as far as there is room; return them."""

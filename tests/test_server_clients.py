@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from http_server import Running, running
@@ -53,6 +54,33 @@ def test_completions_and_models(server: Running, client: openai.OpenAI) -> None:
     assert whole.choices[0].logprobs.token_logprobs is not None
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("other").id == "tiny"
+
+
+class Town(pydantic.BaseModel):
+    name: Literal["Bern", "Basel"]
+    large: bool
+
+
+def test_replies_are_parsed(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.parse(
+        model="tiny", messages=MESSAGES, response_format=Town, seed=1
+    )
+    assert isinstance(reply.choices[0].message.parsed, Town)
+
+
+def test_a_full_house_is_tried_again(tiny: Callable[..., Path]) -> None:
+    with (
+        running(tiny(), max_requests=1, max_queue=0) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=8) as client,
+    ):
+        body: Any = {"messages": MESSAGES, "model": "tiny", "max_tokens": 400}
+        with client.chat.completions.create(
+            **body, stream=True, extra_body={"ignore_eos": True, "speculation": "off"}
+        ):
+            with pytest.raises(openai.RateLimitError) as full:
+                client.with_options(max_retries=0).chat.completions.create(**body)
+            assert full.value.code == "queue_full"
+            assert client.chat.completions.create(messages=MESSAGES, **GREEDY).choices
 
 
 def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:

@@ -150,6 +150,23 @@ def test_a_prompt_that_is_too_long(server: Running, stream: bool) -> None:
     assert error["n_ctx"] == server.llm.n_ctx
 
 
+def test_prompts_that_can_never_fit_are_not_tokenised(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "x" * 300_000
+    monkeypatch.setattr(type(server.llm), "tokenize", None)
+    monkeypatch.setattr(type(server.llm), "chat_tokens", None)
+    for path, body in (
+        (CHAT, {"messages": [{"role": "user", "content": text}]}),
+        (TEXT, {"prompt": ["hi", text]}),
+        ("/tokenize", {"prompt": text}),
+        ("/completion", {"prompt": text}),
+        (CHAT, {"messages": MESSAGES, "prediction": {"type": "content", "content": text}}),
+    ):
+        assert server.error(path, body, 400)["code"] == "context_length_exceeded"
+    monkeypatch.undo()
+
+
 @pytest.mark.parametrize(
     "content",
     [

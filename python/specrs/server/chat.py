@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,7 @@ async def _answer(engine: Engine, exchange: Exchange, body: Chat) -> None:
             )
         )
         samplings = samplings_of(engine, body, n)
+        engine.check_length(*texts_of(body.messages or []))
         ids = await engine.prepare(lambda: prompt_of(llm, body), "messages")
         take(len(ids))
         requests = await engine.add(
@@ -177,6 +179,17 @@ def prompt_of(llm: specrs.Llama, body: Any) -> ChatTokens:
     ids = llm.chat_tokens([_renamed(message) for message in body.messages], **options)
     assert isinstance(ids, ChatTokens)
     return ids
+
+
+def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """Give the texts of messages."""
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else None
+            if isinstance(text, str):
+                yield text
 
 
 def _renamed(message: dict[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,7 @@ async def answer(engine: Engine, exchange: Exchange, body: Text) -> None:
             key=exchange.key,
         )
         samplings = samplings_of(engine, body, n)
+        engine.check_length(*(one for one in given if isinstance(one, str)))
         prompts = await engine.prepare(lambda: [prompt_of(llm, one) for one in given], "prompt")
         take(sum(len(prompt.ids) for prompt in prompts))
         requests = await engine.add(

@@ -16,11 +16,14 @@ import specrs
 
 from ..serving.request import Request
 from ..text import Chunk
-from .errors import ApiError, invalid, of_preparing, unavailable
+from .errors import ApiError, invalid, of_preparing, too_long, unavailable
 from .metrics import Metrics
 from .settings import Settings
 
 T = TypeVar("T")
+
+LONG = 1 << 18
+"""Characters of a text that takes its time to tokenise."""
 
 RETRY_MOST = 120
 """Seconds to wait that a client is told at most; longer, openai-python gives up."""
@@ -52,6 +55,7 @@ class Engine:
         self._places = 0  # choices in the house: waiting and running
         self._tokens = 0  # of their prompts
         self._seconds = 1.0  # that a choice takes, of late
+        self._longest = 1  # bytes of a token
         # Templates and tokenising; scores of prompts wait for each other.
         self._preparing = ThreadPoolExecutor(2, thread_name_prefix="specrs prepare")
         self._scoring = ThreadPoolExecutor(1, thread_name_prefix="specrs score")
@@ -74,6 +78,8 @@ class Engine:
             on_step=self.metrics.step,
         )
         self.metrics.watch(self.batch, lambda: llm.passes)
+        tokenizer = llm.tokenizer
+        self._longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab))
         self.llm = llm
 
     @property
@@ -110,6 +116,13 @@ class Engine:
                 param="model",
                 code="model_not_found",
             )
+
+    def check_length(self, *texts: str) -> None:
+        """Raise ApiError for long texts that cannot fit, without the time to tokenise them."""
+        size = sum(map(len, texts))  # in characters, which are bytes at least
+        least, n_ctx = size // self._longest, self.model.n_ctx
+        if size > LONG and least >= n_ctx:
+            raise too_long(least, n_ctx)
 
     @contextmanager
     def places(self, count: int) -> Iterator[Callable[[int], None]]:
@@ -240,6 +253,7 @@ class Engine:
             raise invalid("speculation must be from 0 to 64 tokens", "speculation")
         drafters: list[specrs.Drafter] = []
         if predicted:
+            self.check_length(predicted)
             corpus = specrs.SuffixCorpus()
             corpus.add(self.model.tokenize(predicted, add_bos=False))
             drafters.append(specrs.SuffixDecoding(corpus=corpus))

@@ -82,6 +82,7 @@ async def _answer(engine: Engine, exchange: Exchange, body: Native) -> None:
         )
         options["grammar"] = await engine.prepare(partial(grammar_of, body), "json_schema")
         (sampling,) = samplings_of(engine, body, 1)
+        engine.check_length(*(one for one in given if isinstance(one, str)))
         prompts = await engine.prepare(lambda: [_ids(llm, one) for one in given], "prompt")
         take(sum(map(len, prompts)))
         requests = await engine.add([(ids, {**options, "sampling": sampling}) for ids in prompts])

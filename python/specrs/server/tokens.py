@@ -8,6 +8,7 @@ import specrs
 
 from ..arguments import checked_token_ids
 from .chat import prompt_of as prompt_of_chat
+from .chat import texts_of
 from .engine import Engine
 from .errors import ApiError, invalid
 from .exchange import Exchange
@@ -19,6 +20,7 @@ async def tokenize(engine: Engine, exchange: Exchange) -> None:
     body = decode(await exchange.body(), Tokenize)
     engine.check_model(body.model)
     llm = engine.model
+    engine.check_length(body.prompt or "", body.content or "", *texts_of(body.messages or []))
     ids = await engine.prepare(lambda: _ids(llm, body), "prompt")
     tokens: list[Any] = list(ids)
     if body.with_pieces:

@@ -10,6 +10,8 @@ import pytest
 
 from http_server import Running, events_of, running, until
 
+pytestmark = pytest.mark.once
+
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 LONG = {**BODY, "max_tokens": 450, "ignore_eos": True, "stream": True, "speculation": "off"}

@@ -11,6 +11,8 @@ import pytest
 from http_server import Running, running
 from specrs import Llama, Sampling
 
+pytestmark = pytest.mark.once
+
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello world, the cat sat on the mat"}]
 GREEDY: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24}

@@ -13,6 +13,8 @@ import pytest
 
 from http_server import Running, running
 
+pytestmark = pytest.mark.once
+
 MESSAGES: Any = [{"role": "user", "content": "hello world"}]
 GREEDY: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12}
 

@@ -13,6 +13,8 @@ import pytest
 
 from http_server import Running, running
 
+pytestmark = pytest.mark.once
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -18,6 +18,8 @@ import pytest
 
 from http_server import DEADLINE, events_of, running, until
 
+pytestmark = pytest.mark.once
+
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 LONG: dict[str, Any] = {
@@ -264,6 +266,34 @@ def test_an_engine_that_dies_takes_the_server_with_it(
         assert "roof" not in json.dumps(error)
         until(lambda: server.server.should_exit)
         assert server.engine.failure is not None
+
+
+def test_then_the_process_ends_with_an_error(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specrs.server.engine import Engine
+    from specrs.server.process import serve
+    from specrs.server.settings import Settings
+
+    load = Engine.load
+
+    def fail() -> Any:
+        raise OSError("the roof is on fire")
+
+    def break_down(engine: Engine) -> None:
+        load(engine)
+        assert engine.batch is not None
+        monkeypatch.setattr(engine.batch._steps, "step", fail)
+        with pytest.raises(OSError, match="roof"):
+            engine.batch.add("hello").result(DEADLINE)
+
+    monkeypatch.setattr(Engine, "load", break_down)
+    settings = Settings(model=tiny(), names=("tiny",), port=0, threads=1, cache_bytes=1 << 24)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(serve(settings)))
+    thread.start()
+    thread.join(DEADLINE)
+    assert codes == [1]
 
 
 def test_a_stalled_engine_is_unwell(

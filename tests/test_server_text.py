@@ -12,6 +12,8 @@ import pytest
 from http_server import Running, running
 from specrs import Sampling
 
+pytestmark = pytest.mark.once
+
 TEXT = "/v1/completions"
 PROMPT = "hello world, the cat sat on the mat"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}

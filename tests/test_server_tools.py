@@ -17,6 +17,8 @@ from http_server import Running, running
 from reply_cases import ALL_MARKS
 from template_cases import TIME, WEATHER
 
+pytestmark = pytest.mark.once
+
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "weather <tool_call>"}]
 LETTERS = [chr(code) for code in range(0x20, 0x7F)] + ["\n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -17,6 +18,8 @@ import httpx
 import pytest
 
 from http_server import DEADLINE, events_of, running, until
+from specrs.server.exchange import Exchange
+from specrs.server.settings import Settings
 
 pytestmark = pytest.mark.once
 
@@ -252,6 +255,30 @@ def test_a_silent_stream_is_kept_alive(
         assert events[0]["choices"][0]["delta"]["role"] == "assistant"
 
 
+def test_the_last_event_may_take_its_time(tmp_path: Path) -> None:
+    """Where only the end is left to send, to a reader that is slow, there is nothing to ping."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if not message.get("more_body", True):
+            await asyncio.sleep(0.1)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def answer() -> None:
+        scope: Any = {"state": {"request_id": "a", "key": ""}}
+        settings = Settings(model=tmp_path, names=("a",), ping=0.01)
+        exchange = Exchange(scope, receive, send, settings)
+        with exchange.kept_alive():
+            await exchange.event({})
+            await exchange.end()
+
+    asyncio.run(answer())
+    assert sent[-1]["more_body"] is False
+
+
 def test_an_engine_that_dies_takes_the_server_with_it(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +300,6 @@ def test_then_the_process_ends_with_an_error(
 ) -> None:
     from specrs.server.engine import Engine
     from specrs.server.process import serve
-    from specrs.server.settings import Settings
 
     load = Engine.load
 

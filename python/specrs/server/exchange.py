@@ -154,11 +154,11 @@ class Exchange:
             pinging.cancel()
 
     async def _ping(self) -> None:
-        while True:
+        while not self.ended:
             silent = time.monotonic() - self._sent
             if silent < self._settings.ping:
                 await asyncio.sleep(self._settings.ping - silent)
-            elif not self.ended:
+            else:
                 await self._piece(b": ping\n\n")
 
 

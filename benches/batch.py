@@ -28,6 +28,7 @@ from typing import Any
 
 import specrs
 from report import processor
+from specrs.files import json_lines
 
 TEXTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
 RESULTS = Path(__file__).parent / "results"
@@ -152,7 +153,7 @@ def shared(llm: specrs.Llama, counts: Sequence[int], rounds: int) -> dict[str, F
 
 def drafts(llm: specrs.Llama, counts: Sequence[int], rounds: int) -> dict[str, Figures]:
     """Measure what drafts bring."""
-    texts = [json.loads(line)["prompt"] for line in TEXTS.read_text().splitlines()]
+    texts = [json.loads(line)["prompt"] for _, line in json_lines(TEXTS.read_bytes())]
     options: dict[str, Any] = {"max_tokens": 64}
     table: dict[str, Figures] = {}
     for count in counts:

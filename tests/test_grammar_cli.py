@@ -10,7 +10,11 @@ import pytest
 
 from conftest import Run
 
-SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+SCHEMA: dict[str, object] = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+}
 SCHEMA["additionalProperties"] = False
 
 

@@ -71,6 +71,10 @@ def test_text_reasoning_and_calls(load: Load) -> None:
     assert llm.detokenize(out.tokens[:-1], skip_special_tokens=False) == WRITTEN
     (message,) = [call.as_dict() for call in out.tool_calls]
     assert message["function"] == {"name": "get_weather", "arguments": '{"city": "Zürich"}'}
+    values = json.loads(json.dumps(out.as_dict()))
+    assert (values["reasoning"], values["tool_calls"]) == ("Hm.", [message])
+    assert repr(out).startswith("<Completion 'I look.', ")
+    assert "1 tool call" in repr(out)
 
 
 @pytest.mark.parametrize("draft", [False, True])
@@ -170,6 +174,7 @@ def test_stops_see_marks(load: Load) -> None:
     assert llm.chat(MESSAGES, tools=tools, stop=["</think>"]).reasoning == "Hm.\n"
     out = llm.chat(MESSAGES, tools=tools, stop="\n<tool_call>")
     assert said(out) == ("I look.", "Hm.", [])
+    assert out.matched_stop == "\n<tool_call>"  # not as marks stand in the text of a reply
     out = llm.chat(MESSAGES, tools=tools, stop="</tool_call>")
     assert said(out)[2] == [("get_weather", '{"city": "Zürich"}')]
 
@@ -260,7 +265,14 @@ def test_the_command_shows_calls_and_reasoning(toy: Path, run: Run, tmp_path: Pa
     text, call = ran.out.splitlines()
     assert (ran.code, text) == (0, "Yes.")
     assert json.loads(call)["function"] == {"name": "get_time", "arguments": "{}"}
-    assert "Hm." in ran.err
+    assert ran.err.startswith("Hm.\n")
+    ran = run("generate", toy, "--chat", "-p", "Hi", "--tools", tools, "--json")
+    result = json.loads(ran.out)
+    assert (result["reasoning"], result["tool_calls"]) == ("Hm.", [json.loads(call)])
+    several = ("-n", 2, "--temperature", 0.001, "--seed", 1)
+    ran = run("generate", toy, "--chat", "-p", "Hi", "--tools", tools, *several)
+    assert ran.out.splitlines() == [text, call] * 2
+    assert ran.err.count("Hm.\n") == 2
 
 
 def test_code_of_the_page_runs() -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from ._specrs import Model, Session, Tokenizer
 from .arguments import (
@@ -28,8 +28,11 @@ from .completion import Completion, Stream
 from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
-from .models import MODELS
+from .keywords import check_known
+from .models import pull
 from .options import (
+    LOADING,
+    PLACES,
     ChatOptions,
     OptionsOfChat,
     OptionsOfText,
@@ -38,7 +41,7 @@ from .options import (
     prompt_ids,
 )
 from .sampling import Sampling
-from .scoring import Score, scores, several, texts
+from .scoring.methods import ScoredTexts
 from .serving.texts import ManyTexts
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
@@ -60,20 +63,24 @@ if TYPE_CHECKING:
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
 
 
-class Llama(ManyTexts):
+class Llama(ScoredTexts, ManyTexts):
     """A model from a GGUF file; one object serves any number of threads.
 
+    `with Llama(...) as llm:` closes it at the end, and so gives its memory back.
+
     Args:
-        path: The file; of a split one, any part.
+        path: The file, of a split one any part; or a name that `specrs.pull` knows, which is
+            downloaded the first time.
         n_ctx: Positions of a session; None is what the file says.
         threads: CPU threads; None is the physical cores this process may use. With the devices of
             candle it decides, and the attribute `threads` says nothing.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
-    Raises OSError if the file cannot be read, GgufError if it is malformed or not supported,
-    MemoryError if there is no room for the weights, and ValueError for an argument out of range.
+    Raises OSError if the file cannot be read or fetched, GgufError if it is malformed or not
+    supported, MemoryError if there is no room for the weights, and ValueError for an unknown name
+    or an argument out of range.
 
-    >>> llm = Llama(specrs.pull("smollm2-135m"))
+    >>> llm = Llama("smollm2-135m")
     >>> llm.generate("The capital of France is", max_tokens=8).text
     """
 
@@ -84,14 +91,16 @@ class Llama(ManyTexts):
         n_ctx: int | None = None,
         threads: int | None = None,
         device: str = "cpu",
+        **unknown: NoReturn,
     ) -> None:
+        check_known("Llama", unknown, LOADING, PLACES)
         self.path: Path = checked_path("path", path)
-        if str(path) in MODELS and not self.path.exists():
-            raise FileNotFoundError(f"{path}: no such file; take specrs.pull({str(path)!r})")
         for name, value in (("threads", threads), ("n_ctx", n_ctx)):
             if value is not None:
                 checked_positive(name, value)
-        self._model = Model(path, n_ctx=n_ctx, threads=threads, device=device)
+        if not self.path.exists():
+            self.path = pull(path)
+        self._loaded: Model | None = Model(self.path, n_ctx=n_ctx, threads=threads, device=device)
         self.tokenizer: Tokenizer = self._model.tokenizer
         self.n_ctx = self._model.n_ctx
         self.n_vocab = self._model.n_vocab
@@ -102,6 +111,25 @@ class Llama(ManyTexts):
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
         self.windows = self._model.windows
         self._cost = MeasuredCost()  # of forwards, learned by all generations together
+
+    @property
+    def _model(self) -> Model:
+        if self._loaded is None:
+            raise RuntimeError(f"{self!r} is closed; load it again")
+        return self._loaded
+
+    def close(self) -> None:
+        """Give back the memory of the weights, once no session, stream or batch uses them any more.
+
+        What runs goes on; whatever else is wanted of the model is a RuntimeError.
+        """
+        self._loaded = None
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -257,6 +285,7 @@ class Llama(ManyTexts):
         progress: Callable[[int, int], object] | None = None,
         trace: bool = False,
         parse_special: bool = False,
+        **unknown: NoReturn,
     ) -> Stream:
         """Generate after `prompt`, chunk by chunk. All arguments are checked before any work.
 
@@ -289,10 +318,12 @@ class Llama(ManyTexts):
             trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
             parse_special: Whether control tokens that a text prompt spells become these tokens.
                 Never for text that comes from users.
+            **unknown: Nothing else; the error says what it is called here.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
         leaves no room in the context. While it runs: what goes wrong in the drafter, by its name.
         """
+        check_options("stream", unknown, OptionsOfText)
         parse_special = checked_bool("parse_special", parse_special)
         ids = prompt_ids(self, prompt, self._model.n_ctx_train, parse_special)
         if max_tokens is not None:
@@ -349,57 +380,6 @@ class Llama(ManyTexts):
             trace=Trace(ids) if checked_bool("trace", trace) else None,
             finish_reason="length" if nothing_to_do else None,
         )
-
-    # Text is a sequence of texts as well.
-    @overload
-    def score(  # type: ignore[overload-overlap]
-        self,
-        prompt: str | Sequence[int],
-        continuations: str | Sequence[int] | None = None,
-        *,
-        top_logprobs: int = 0,
-    ) -> Score: ...
-
-    @overload
-    def score(
-        self,
-        prompt: str | Sequence[int],
-        continuations: Sequence[str] | Sequence[Sequence[int]],
-        *,
-        top_logprobs: int = 0,
-    ) -> list[Score]: ...
-
-    def score(
-        self, prompt: Any, continuations: Any = None, *, top_logprobs: int = 0
-    ) -> Score | list[Score]:
-        """Return how likely the model holds a text to be, or each of several continuations of it.
-
-        The logits of all positions are never held at once, and a shared prompt is evaluated once.
-
-        Args:
-            prompt: Text, which begins with BOS if the file says so, or ids, which stay as they are.
-            continuations: None scores the prompt itself. One or several texts, or ids where the
-                prompt is ids, are scored as what follows it: tokenised together with it, and with
-                the white space at its end, as EleutherAI's evaluation harness does.
-            top_logprobs: Tell for every token this many most likely ones at its place.
-
-        Raises TypeError, ValueError, or ContextOverflow for what is too long.
-        """
-        count = checked_tokens("top_logprobs", top_logprobs, self.n_vocab)
-        listed = several(continuations)
-        single = continuations is not None and listed is None
-        wanted, names = texts(self.tokenizer, prompt, [continuations] if single else listed)
-        found = scores(
-            self.session,
-            self.tokenizer,
-            wanted,
-            names,
-            n_ctx=self.n_ctx,
-            n_vocab=self.n_vocab,
-            threads=self.threads,
-            top_logprobs=count,
-        )
-        return list(found) if listed is not None else next(found)
 
     def _checked_session(self, session: Session | None) -> Session:
         if session is None:

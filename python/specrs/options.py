@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from .arguments import NO_TOKEN_IDS, checked_int, checked_text
 from .attention.choice import Attention
 from .decoding.loop import room
+from .keywords import check_known
 from .sampling import Sampling
 from .speculation.drafters import Drafter
 from .speculation.length import LengthPolicy
@@ -108,10 +109,18 @@ def checked_length(
     return draft_length
 
 
+LOADING = ("path", "n_ctx", "threads", "device")
+"""The arguments of `Llama`."""
+
+PLACES: Mapping[str, Collection[str]] = {
+    "sampling=specrs.Sampling({}=...)": Sampling.__dataclass_fields__,
+    "specrs.Llama({}=...)": LOADING,
+    "generate({}=...) and its like": OptionsOfText.__annotations__,
+    "chat({}=...) and its like": ChatOptions.__annotations__,
+}
+"""Where an argument may belong that was given elsewhere."""
+
+
 def check_options(method: str, options: Iterable[str], known: type = Options) -> None:
     """Raise TypeError for an option that is not among the `known` ones."""
-    for name in options:
-        if name not in known.__annotations__:
-            belongs = name in Sampling.__dataclass_fields__
-            hint = f"; it belongs to sampling=specrs.Sampling({name}=...)" if belongs else ""
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
+    check_known(method, options, known.__annotations__, PLACES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
@@ -63,7 +65,8 @@ class Sampling:
             order and with its true history, whatever is drafted. What it raises ends the
             generation.
 
-    Raises ValueError or TypeError naming the setting.
+    Raises ValueError or TypeError naming the setting. Warns of settings of the draw at temperature
+    0, where nothing is drawn.
     """
 
     temperature: float = 0.0
@@ -99,6 +102,21 @@ class Sampling:
             raise TypeError(
                 f"logits_processor must be callable with (tokens, logits), "
                 f"not {self.logits_processor!r}"
+            )
+        if self.temperature == 0:
+            self._warn_of_no_draw()
+
+    def _warn_of_no_draw(self) -> None:
+        names = [
+            field.name
+            for field in fields(self)
+            if field.name in _OF_THE_DRAW and getattr(self, field.name) not in (field.default, None)
+        ]
+        if names:
+            warnings.warn(
+                f"nothing is drawn at temperature 0, so {' and '.join(names)} will do nothing; "
+                f"set a temperature",
+                stacklevel=4,  # who makes the settings
             )
 
     def _check(self, name: str, wanted: str, accepts: Callable[[Any], bool]) -> None:
@@ -154,7 +172,9 @@ class Sampling:
         """Return the same settings with a fresh seed if there is none."""
         if self.seed is not None:
             return self
-        return replace(self, seed=int.from_bytes(os.urandom(8), "little"))
+        seeded = copy.copy(self)  # what was checked, and warned of, is not so again
+        object.__setattr__(seeded, "seed", int.from_bytes(os.urandom(8), "little"))
+        return seeded
 
     def sampler(self, prompt_tokens: int) -> Sampler:
         """Return the engine's sampler with these settings, all but `logits_processor`.
@@ -176,6 +196,10 @@ class Sampling:
             presence_penalty=float(self.presence_penalty),
             logit_bias=[(int(token), float(b)) for token, b in (self.logit_bias or {}).items()],
         )
+
+
+_OF_THE_DRAW = ("top_k", "top_p", "min_p", "seed")
+"""Settings that say nothing where nothing is drawn."""
 
 
 @dataclass(frozen=True)

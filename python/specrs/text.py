@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -107,34 +107,42 @@ class TextWriter:
 
     Args:
         decoder: The tokenizer's stream of whole characters.
-        stop: Strings that end the generation; the text ends before the first of them.
+        stop: Strings that end the generation; the text ends before the first of them. A mapping
+            tells of each what `matched_stop` calls it.
         end_ids: Ids that end it; they have no text.
         reader: Who tells reasoning and calls of tools from the text; None takes all as text.
+
+    Attributes:
+        matched_stop: The string or the id that ended it; None so far.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | Mapping[str, str] = (),
         end_ids: Collection[int] = (),
         reader: Reader | None = None,
     ) -> None:
         self._decoder = decoder
-        self._stop = tuple(stop)
+        self._stop = stop if isinstance(stop, Mapping) else {text: text for text in stop}
         self._end_ids = end_ids
         self._reader = reader
         self._held = ""
         self._pieces: list[Piece] = []
-        self._stopped = False
+        self._found: str | None = None  # a stop string
+        self.matched_stop: str | int | None = None
 
     def ends(self, token: int) -> bool:
         """Take the next id; whether the generation ends with it."""
         if token in self._end_ids:
             self._pieces.append(Piece())
+            self.matched_stop = token
             return True
         text = self._release(self._decoder.push(token))
         self._pieces.append(Piece(text) if self._reader is None else self._reader.feed(text))
-        return self._stopped or (self._reader is not None and self._reader.over)
+        if self._found is not None:
+            self.matched_stop = self._stop[self._found]
+        return self._found is not None or (self._reader is not None and self._reader.over)
 
     def chunks(self, step: Step) -> Iterator[Chunk]:
         """Give a taken step as chunks: what was drafted, then the target's own token."""
@@ -151,10 +159,11 @@ class TextWriter:
     def _release(self, text: str) -> str:
         """Add `text` to what is held and return what is final of it."""
         held = self._held + text
-        found = [at for at in map(held.find, self._stop) if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:
-            self._held, self._stopped = "", True
-            return held[: min(found)]
+            at, self._found = min(found)
+            self._held = ""
+            return held[:at]
         keep = overlap(held, self._stop)
         final = len(held) - keep
         self._held = held[final:]
@@ -162,7 +171,8 @@ class TextWriter:
 
     def finish(self) -> Piece:
         """Return what is held back: no later id can change it any more."""
-        text = "" if self._stopped else self._release(self._decoder.finish()) + self._held
+        over = self._found is not None
+        text = "" if over else self._release(self._decoder.finish()) + self._held
         if self._reader is None:
             return Piece(text)
         return joined([self._reader.feed(text), self._reader.finish()])

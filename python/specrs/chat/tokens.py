@@ -53,7 +53,7 @@ class ChatTokens(list[int]):
         tokens, written = self.rules.tokens, self.rules.marks.written
         return TextWriter(
             MarkedDecoder(decoder, tokens),
-            tuple(dict.fromkeys([*stop, *map(written, stop)])),
+            {text: text for text in stop} | {written(text): text for text in stop},
             end_ids,
             ReplyReader(self.rules),
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..files import json_lines
 from ..llama import Llama
 from ..sampling import Sampling
 from ..serving.batch import Batch
@@ -43,7 +44,7 @@ def generate_lines(
     target: Path,
     options: Mapping[str, Any],
     *,
-    max_requests: int,
+    max_requests: int = 16,
     cache_bytes: int | None = None,
 ) -> tuple[int, int, int]:
     """Generate for every line of `source` whose id is not in `target`; append what comes of it.
@@ -95,7 +96,7 @@ def read_lines(source: Path, common: str) -> list[Line]:
     """Read the input; ValueError for what has no or the same ids."""
     lines: list[Line] = []
     seen: dict[str, int] = {}
-    for number, text in _json_lines(source.read_bytes()):
+    for number, text in json_lines(source.read_bytes()):
         try:
             values = json.loads(text)
         except ValueError as error:
@@ -134,7 +135,7 @@ def _resume(target: Path, lines: Mapping[str, Line]) -> set[str]:
     data = target.read_bytes()
     whole = data.rfind(b"\n") + 1
     finished = set()
-    for number, text in _json_lines(data[:whole]):
+    for number, text in json_lines(data[:whole]):
         try:
             result = json.loads(text)
             key, digest = key_of(result["id"]), result["options"]
@@ -173,17 +174,11 @@ def _adder(batch: Batch, options: dict[str, Any]) -> Callable[[Line], Request]:
             raise ValueError(f"{next(iter(values))!r} is no option of a line; there are {known}")
         all_: Any = {**options, **own, "sampling": replace(options["sampling"], **drawn)}
         if messages is not None:
+            all_.pop("parse_special", None)  # no message spells tokens
             return batch.add_chat(messages, **all_)
         return batch.add(prompt, **all_)
 
     return add
-
-
-def _json_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Give number and bytes of every line that is not empty; only line feeds end one."""
-    for number, text in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if text.strip():
-            yield number, text
 
 
 def _digest(*parts: object) -> str:

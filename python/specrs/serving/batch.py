@@ -237,6 +237,13 @@ class Batch:
             self.cancel()
         self.close()
 
+    def __repr__(self) -> str:
+        stats = self.stats
+        over = stats.finished + stats.failed + stats.cancelled
+        cache = f"{stats.cache_bytes / 1e6:,.0f} of {self.cache_bytes / 1e6:,.0f} MB of cache"
+        closed = ", closed" if self._closing else ""
+        return f"<Batch of {stats.requests} requests, {over} over, {cache}{closed}>"
+
     def _add(
         self,
         prepare: Callable[..., Stream],

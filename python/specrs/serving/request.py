@@ -117,6 +117,13 @@ class Request:
                 self._outcome()
                 return
 
+    def __repr__(self) -> str:
+        if self._error is not None:
+            return f"<Request, failed: {self._error!r}>"
+        if self._completion is not None:
+            return f"<Request, done: {self._completion!r}>"
+        return f"<Request, {self.stats.tokens_generated} tokens so far>"
+
     def _outcome(self) -> Completion:
         if self._error is not None:
             raise self._error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..arguments import checked_bool, checked_positive
 from ..completion import Completion
+from ..options import OptionsOfChat, OptionsOfText, check_options
 from ..speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
 from ..text import Chunk
 from .batch import Batch
@@ -113,6 +114,7 @@ class ManyTexts:
         BatchInterrupted, a KeyboardInterrupt with what is done, on Ctrl-C; TypeError or ValueError
         at once for arguments that are wrong for all.
         """
+        check_options("generate_many", options, OptionsOfText)
         return self._collected(
             "add", prompts, max_requests, cache_bytes, show_progress, return_errors, options
         )
@@ -152,6 +154,7 @@ class ManyTexts:
         **options: Any,
     ) -> Any:
         """Reply to each of many conversations, as `chat` does; otherwise as `generate_many`."""
+        check_options("chat_many", options, OptionsOfChat)
         return self._collected(
             "add_chat",
             conversations,
@@ -174,6 +177,7 @@ class ManyTexts:
 
         Arguments and errors are those of `generate_many`. Closing the iterator cancels the rest.
         """
+        check_options("stream_many", options, OptionsOfText)
         many = self._many("add", prompts, max_requests, cache_bytes, options)
         return _chunks(many)
 

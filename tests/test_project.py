@@ -81,28 +81,15 @@ PYTHON_ORDER = {
         "__init__",
     ],
     "models": ["known", "cache", "packages", "hub", "__init__"],
-    "cli": [
-        "display",
-        "options",
-        "decoding",
-        "conversation",
-        "chat",
-        "files",
-        "lines",
-        "generate",
-        "score",
-        "demo",
-        "bench",
-        "measure",
-        "serve",
-        "app",
-        "__init__",
-    ],
 }
 # fmt: off
 PYTHON_ORDER["speculation"] = [
     "drafters", "suffix", "draft_model", "forced", "length", "propose", "costs",
     "adaptive", "__init__",
+]
+PYTHON_ORDER["cli"] = [
+    "display", "options", "decoding", "conversation", "chat", "files", "lines",
+    "generate", "score", "demo", "bench", "measure", "serve", "app", "__init__",
 ]
 PYTHON_ORDER["server"] = [
     "settings", "errors", "parameters", "metrics", "engine", "exchange", "logprobs",

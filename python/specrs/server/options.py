@@ -14,6 +14,9 @@ from .parameters import Common, stops_of
 
 SEEDS = 1 << 64
 
+OF_THE_DRAW = ("top_p", "top_k", "min_p")
+"""What does nothing at temperature 0; clients send it all the same."""
+
 
 def options_of(
     engine: Engine,
@@ -69,7 +72,12 @@ def samplings_of(engine: Engine, body: Common, count: int) -> list[specrs.Sampli
     }
     given = {name: value for name, value in given.items() if value is not None}
     try:
-        samplings = [specrs.Sampling(seed=(seed + i) % SEEDS, **given) for i in range(count)]
+        if temperature == 0:  # checked, but nothing is drawn
+            specrs.Sampling(**{**given, "temperature": 1.0})
+            given = {name: value for name, value in given.items() if name not in OF_THE_DRAW}
+            samplings = [specrs.Sampling(**given)] * count
+        else:
+            samplings = [specrs.Sampling(seed=(seed + i) % SEEDS, **given) for i in range(count)]
         samplings[0].check_vocabulary(engine.model.n_vocab)
     except (TypeError, ValueError) as error:
         param = next((name for name in given if str(error).startswith(name)), None)

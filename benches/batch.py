@@ -44,15 +44,18 @@ class Watch:
         self.added = perf_counter()
         self.times: list[float] = []
         self.tokens: list[int] = []  # made until then
+        self._seen = 0
         request.notify(self.note, 0)
 
     def note(self) -> None:
         """Note the time; in the thread of the batch."""
-        chunks = self.request.chunks()
+        chunks = self.request.chunks(self._seen)
+        self._seen += len(chunks)
         self.times.append(perf_counter())
-        self.tokens.append(sum(len(chunk.tokens) for chunk in chunks))
-        if not self.request.over(len(chunks)):
-            self.request.notify(self.note, len(chunks))
+        made = sum(len(chunk.tokens) for chunk in chunks)
+        self.tokens.append(made + (self.tokens[-1] if self.tokens else 0))
+        if not self.request.over(self._seen):
+            self.request.notify(self.note, self._seen)
 
     @property
     def gaps(self) -> list[float]:

@@ -41,6 +41,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_base": 1e6,
         "tied": True,
     },
+    # 6 of its 48 layers, and a vocabulary that does not hide them.
+    "qwen3-30b-a3b-6-layers": {
+        "architecture": "qwen3moe",
+        "n_layer": 6,
+        "n_embd": 2048,
+        "n_head": 32,
+        "n_head_kv": 4,
+        "head_dim": 128,
+        "n_ff": 6144,
+        "experts": 128,
+        "experts_used": 8,
+        "expert_ff": 768,
+        "n_vocab": 32000,
+        "n_ctx": 40960,
+        "rope_base": 1e6,
+    },
     # 8 of its 32 layers.
     "phi-4-mini-8-layers": {
         "architecture": "phi3",
@@ -72,7 +88,11 @@ def types(quant: str, shape: Mapping[str, Any]) -> dict[str, str]:
         for layer in range(count)
         if layer < eighth or layer >= 7 * count // 8 or (layer - eighth) % 3 == 2
     ]
-    names = [name for block in map(Block, large) for name in (block.attn_v, block.ffn_down)]
+    names = [
+        name
+        for block in map(Block, large)
+        for name in (block.attn_v, block.ffn_down, block.experts.down)
+    ]
     six_bits = dict.fromkeys([*names, EMBEDDING if shape.get("tied") else OUTPUT], "Q6_K")
     return six_bits | {Block(layer).attn_qkv: "Q5_K" for layer in range(count)}
 

@@ -8,7 +8,7 @@ use crate::arch::config::Config;
 use crate::arch::description::Family;
 use crate::arch::keys::Keys;
 use crate::arch::roles::Role;
-use crate::arch::{granite, llama};
+use crate::arch::{granite, granitemoe, llama};
 use crate::gguf::file::GgufFile;
 use crate::gguf::metadata::{Array, Value};
 use crate::gguf::types::GgmlType;
@@ -208,6 +208,24 @@ pub fn tiny_llama() -> GgufWriter {
 
 /// A model of this family with so many blocks, from the family's own table of tensors.
 pub fn tiny(family: &Family, n_layer: u32) -> GgufWriter {
+    let keys = if family.name.ends_with("moe") { &EXPERT_KEYS[..] } else { &[] };
+    tiny_with(family, n_layer, keys)
+}
+
+/// A model of this family with five experts in each of two blocks.
+pub fn mixture(family: &Family) -> GgufWriter {
+    tiny_with(family, 2, &EXPERT_KEYS)
+}
+
+/// Keys of models with experts; not every family reads all.
+pub const EXPERT_KEYS: [(&str, u32); 4] = [
+    ("expert_count", 5),
+    ("expert_used_count", 2),
+    ("expert_feed_forward_length", 40),
+    ("expert_shared_feed_forward_length", 24),
+];
+
+fn tiny_with(family: &Family, n_layer: u32, more: &[(&str, u32)]) -> GgufWriter {
     let key = |name: &str| format!("{}.{name}", family.name);
     let mut model = GgufWriter::new();
     model
@@ -219,7 +237,10 @@ pub fn tiny(family: &Family, n_layer: u32) -> GgufWriter {
         .set(&key("attention.head_count"), Value::U32(4))
         .set(&key("attention.head_count_kv"), Value::U32(2))
         .set(&key("attention.layer_norm_rms_epsilon"), Value::F32(1e-5));
-    if family.name == granite::FAMILY.name {
+    for (name, value) in more {
+        model.set(&key(name), Value::U32(*value));
+    }
+    if [granite::FAMILY.name, granitemoe::FAMILY.name].contains(&family.name) {
         model.set(&key("logit_scale"), Value::F32(4.0));
     }
     // The rows of the embedding are the size of the vocabulary, which no key holds.

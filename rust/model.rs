@@ -53,6 +53,12 @@ impl<'a> Options<'a> {
             )));
         }
         let mut description = describe(file)?;
+        if self.device != "cpu" && description.config.experts.is_some() {
+            return Err(file.metadata().error(format_args!(
+                "device \"{}\" does not run mixtures of experts; use device=\"cpu\"",
+                self.device
+            )));
+        }
         let trained = description.config.n_ctx_train;
         let n_ctx = self.n_ctx.unwrap_or(trained);
         if !(1..=trained).contains(&n_ctx) {

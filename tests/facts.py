@@ -84,6 +84,25 @@ def whole_heads_turn(oracle: Reference) -> None:
             oracle.weights[name] = np.pad(oracle.weights[name], (0, more), constant_values=1)
 
 
+def gates_and_inputs_of_experts(oracle: Reference) -> None:
+    """Take the gates of experts for their other input projections."""
+    for block in map(Block, range(oracle.n_layer)):
+        for expert in range(len(oracle.weights[block.router])):
+            gate, up, _ = block.experts.expert(expert)
+            weights = oracle.weights
+            weights[gate], weights[up] = weights[up], weights[gate]
+
+
+def equal_shares(oracle: Reference) -> None:
+    """Choose by the router, but weigh all that are used alike."""
+    oracle._shares = lambda logits, used: np.full((len(logits), used), 1 / used)  # type: ignore[method-assign]
+
+
+def without_shared_expert(oracle: Reference) -> None:
+    for block in map(Block, range(oracle.n_layer)):
+        del oracle.weights[block.shared_expert.gate]
+
+
 def norms_before(oracle: Reference) -> None:
     """Norm what goes into attention and the feed-forward layer, with gains of one."""
     oracle.family = replace(oracle.family, norms_before=True)
@@ -114,6 +133,16 @@ GEMMA = {
     "GELU": family(gelu=False),
     "root of the width": family(root_of_width=False),
 }
+
+
+def experts(used: int) -> dict[str, Switch]:
+    """Switch off what is true of experts, of which a position uses so many."""
+    return {
+        "expert_used_count": key("expert_used_count", used - 1),
+        "shares of those used": family(shares_of_used=False),
+        "shares by logits": equal_shares,
+        "gates of experts": gates_and_inputs_of_experts,
+    }
 
 
 def biases(*stems: str) -> dict[str, Switch]:
@@ -157,6 +186,8 @@ FACTS: dict[str, dict[str, Switch]] = {
         "norm of heads": family(query_key_norm=None),
         "epsilon": usual_epsilon,
     },
+    "llama with experts": {**HALVES, **experts(2)},
+    "qwen3moe": {**NEIGHBOURS, "norm of heads": family(query_key_norm=None), **experts(8)},
     "phi3": {
         **NEIGHBOURS,
         "gate before up": exchanged(Stem.FFN_GATE, Stem.FFN_UP),
@@ -175,6 +206,13 @@ FACTS: dict[str, dict[str, Switch]] = {
         **biases(
             Stem.ATTN_Q, Stem.ATTN_V, Stem.ATTN_OUTPUT, Stem.FFN_GATE, Stem.FFN_UP, Stem.FFN_DOWN
         ),
+    },
+    "granitemoe": {
+        **HALVES,
+        **keys("embedding_scale", "residual_scale", "logit_scale"),
+        "attention.scale": scores_by_head_width,
+        "shared expert": without_shared_expert,
+        **experts(3),
     },
     "smollm3": {**HALVES, "blocks without rope": family(no_rope_period=None)},
     "gemma2": {

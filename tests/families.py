@@ -34,6 +34,8 @@ class Family:
     norms_after: bool = False
     # The gate of the feed-forward layer: GELU in its tanh form, or SiLU.
     gelu: bool = False
+    # What an expert gives is weighted with its share of those a position uses, not of all.
+    shares_of_used: bool = True
     # Embeddings are multiplied by the root of their width.
     root_of_width: bool = False
     # Models of so many blocks divide scores by sqrt(embedding_length / head_count), not by the
@@ -65,8 +67,10 @@ FAMILIES = {
     "mistral3": Family(temperature=True),
     "qwen2": Family(neox=True),
     "qwen3": Family(neox=True, query_key_norm="head"),
+    "qwen3moe": Family(neox=True, query_key_norm="head"),
     "phi3": Family(neox=True, window=0),
     "granite": Family(scales=True, rope_can_be_off=True),
+    "granitemoe": Family(scales=True, rope_can_be_off=True),
     "smollm3": Family(no_rope_period=4),
     "gemma2": replace(
         _GEMMA,

@@ -71,6 +71,24 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "keys": _YARN,
     },
     "qwen3": {"n_head": 3, "n_head_kv": 1, "head_dim": 128, "rms_eps": 0.05, "tied": True},
+    "llama with experts": {  # Mixtral
+        "architecture": "llama",
+        "n_embd": 96,
+        "experts": 5,
+        "experts_used": 2,
+        "seed": 1,
+    },
+    "qwen3moe": {
+        "n_head": 3,
+        "n_head_kv": 1,
+        "head_dim": 64,
+        "experts": 128,
+        "experts_used": 8,
+        "n_ff": 256,
+        "expert_ff": 64,
+        "seed": 23,
+        "gains": {Stem.FFN_DOWN_EXPERTS: 6.0},
+    },
     "phi3": {
         "n_embd": 192,
         "n_head": 2,
@@ -101,6 +119,28 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "architecture": "granite",
         "biases": (*QKV, Stem.ATTN_OUTPUT, Stem.FFN_GATE, Stem.FFN_UP, Stem.FFN_DOWN),
         "keys": {"rope.scaling.finetuned": False, "logit_scale": 1.25},
+    },
+    "granitemoe": {
+        "n_head": 4,
+        "n_head_kv": 4,
+        "tied": True,
+        "experts": 6,
+        "experts_used": 3,
+        "n_ff": 64,
+        "shared_expert_ff": 32,
+        "seed": 1,
+        "gains": {
+            Stem.ATTN_OUTPUT: 5.0,
+            Stem.FFN_DOWN_EXPERTS: 9.0,
+            Stem.FFN_DOWN_SHARED: 5.0,
+            Stem.OUTPUT_NORM: 2.5,
+        },
+        "keys": {
+            "embedding_scale": 3.0,
+            "residual_scale": 0.3,
+            "attention.scale": 0.6,
+            "logit_scale": 2.5,
+        },
     },
     "smollm3": {"n_layer": 9, "tied": True, "rope_base": 5e6},
     "gemma2": {
@@ -205,14 +245,19 @@ for _name, _options in FAMILY_MODELS.items():
 #: The main models: those that are called as their family is.
 MAIN = [name for name, options in FAMILY_MODELS.items() if name == options["architecture"]]
 
+#: Those with experts.
+MIXTURES = [name for name, options in FAMILY_MODELS.items() if options.get("experts")]
+
 #: Their types where one will do, so that every kind of matrix meets every kind of block.
 QUANTS = {
     "llama": "Q8_0",
     "mistral3": "Q4_0",
     "qwen2": "Q5_0",
     "qwen3": "Q8_0",
+    "qwen3moe": "Q4_0",
     "phi3": "Q4_1",
     "granite": "IQ4_NL",
+    "granitemoe": "Q8_0",
     "smollm3": "Q5_1",
     "gemma2": "Q8_0",
     "gemma3": "Q4_0",
@@ -234,6 +279,8 @@ MIXED: dict[str, dict[str, Any]] = {
                 Block(0).attn_v: "Q8_0",
                 Block(1).ffn_up: "IQ4_NL",
                 Block(1).ffn_down: "Q4_1",
+                Block(0).experts.up: "Q8_0",
+                Block(1).experts.down: "F16",
             },
         }
         for name in MAIN

@@ -20,6 +20,7 @@ from gguf import GGUFReader
 
 from blocks import Random
 from family_models import FAMILY_MODELS, QKV
+from hf_modules import MODULES, MODULES_OF
 from models import model_hash, write_model
 from tensors import EMBEDDING, OUTPUT, Stem
 
@@ -43,7 +44,6 @@ class Entry:
     permuted: bool = False  # the file has pairs of rows as neighbours, which are halves there
     gains_less_one: bool = False  # gains are stored less one
     fused: bool = False  # gate and up are one matrix, and queries, keys and values of phi3
-    hybrid: bool = False  # names of tensors are Granite 4's
 
 
 def _yarn(theta: float, **more: float) -> dict[str, Any]:
@@ -126,10 +126,39 @@ ENTRIES = {
     "qwen2": Entry("Qwen2", _M["qwen2"] | {"biases": QKV}, {"rope_parameters": _default(1e5)}),
     "qwen2 with yarn": Entry("Qwen2", _M["qwen2 with yarn"], {"rope_parameters": _yarn(10000.0)}),
     "qwen3": Entry("Qwen3", _M["qwen3"], {"rope_parameters": _default()}),
+    "mixtral": Entry(
+        "Mixtral",
+        _M["llama with experts"],
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_parameters": _default()},
+        permuted=True,
+    ),
+    "qwen3moe": Entry(
+        "Qwen3Moe",
+        _M["qwen3moe"],
+        {
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "rope_parameters": _default(),
+        },
+    ),
     "phi3, long": Entry("Phi3", _M["phi3"], _PHI3, fused=True),
     "phi3, short": Entry("Phi3", _M["phi3"], _PHI3, length=64, n_ctx=64, fused=True),
     "granite": Entry(
         "Granite", _M["granite"], {**_GRANITE, "rope_parameters": _default()}, permuted=True
+    ),
+    "granitemoe": Entry(
+        "GraniteMoeShared",
+        _M["granitemoe"],
+        {
+            **_GRANITE,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 32,
+            "rope_parameters": _default(),
+        },
+        permuted=True,
     ),
     "granite with biases": Entry(
         "Granite",
@@ -149,7 +178,6 @@ ENTRIES = {
             "layer_types": ["attention", "attention"],
         },
         permuted=True,
-        hybrid=True,
     ),
     "smollm3": Entry("SmolLM3", _M["smollm3"], {"rope_parameters": _default(5e6)}, permuted=True),
     "gemma2": Entry(
@@ -305,49 +333,11 @@ def _config(keys: dict[str, Any], weights: Weights) -> dict[str, Any]:
     }
 
 
-#: Modules by the stem of a tensor's name; norms differ between families.
-_MODULES = {
-    Stem.EMBEDDING: "embed_tokens",
-    Stem.OUTPUT_NORM: "norm",
-    Stem.ATTN_NORM: "input_layernorm",
-    Stem.ATTN_Q: "self_attn.q_proj",
-    Stem.ATTN_K: "self_attn.k_proj",
-    Stem.ATTN_V: "self_attn.v_proj",
-    Stem.ATTN_QKV: "self_attn.qkv_proj",
-    Stem.ATTN_Q_NORM: "self_attn.q_norm",
-    Stem.ATTN_K_NORM: "self_attn.k_norm",
-    Stem.ATTN_OUTPUT: "self_attn.o_proj",
-    Stem.FFN_NORM: "post_attention_layernorm",
-    Stem.FFN_GATE: "mlp.gate_proj",
-    Stem.FFN_UP: "mlp.up_proj",
-    Stem.FFN_DOWN: "mlp.down_proj",
-}
-_GEMMA_MODULES = {
-    Stem.POST_ATTENTION_NORM: "post_attention_layernorm",
-    Stem.FFN_NORM: "pre_feedforward_layernorm",
-    Stem.POST_FFW_NORM: "post_feedforward_layernorm",
-}
-_MODULES_OF = {
-    "Gemma2": _GEMMA_MODULES,
-    "Gemma3": _GEMMA_MODULES,
-    "Olmo2": _GEMMA_MODULES,
-    "Olmo3": _GEMMA_MODULES,
-    "Glm4": {
-        Stem.POST_ATTENTION_NORM: "post_self_attn_layernorm",
-        Stem.POST_FFW_NORM: "post_mlp_layernorm",
-    },
-    "GraniteMoeHybrid": {
-        Stem.FFN_UP: "shared_mlp.input_linear",
-        Stem.FFN_DOWN: "shared_mlp.output_linear",
-    },
-}
-
-
 def hf_weights(weights: Weights, keys: dict[str, Any], entry: Entry) -> Weights:
     """Name and order the arrays of a file as transformers does."""
     n_head, n_head_kv = keys["attention.head_count"], keys["attention.head_count_kv"]
     head_dim = keys.get("attention.key_length", keys["embedding_length"] // n_head)
-    modules = _MODULES | _MODULES_OF.get(entry.model_class, {})
+    modules = MODULES | MODULES_OF.get(entry.model_class, {})
     if entry.fused:
         modules = modules | {Stem.FFN_UP: "mlp.gate_up_proj"}
     found: Weights = {}
@@ -367,9 +357,10 @@ def hf_weights(weights: Weights, keys: dict[str, Any], entry: Entry) -> Weights:
                 array = array - 1
             if stem in (Stem.ATTN_Q, Stem.ATTN_K) and entry.permuted:
                 array = _halves(array, head_dim)
-            found[f"{place}{modules[stem]}.{kind}"] = array
-    if entry.hybrid:
-        _join_gates(found)
+            # Experts are no modules of their own.
+            ending = "" if "experts" in modules[stem] else f".{kind}"
+            found[f"{place}{modules[stem]}{ending}"] = array
+    _join_gates(found)
     return found
 
 
@@ -380,9 +371,14 @@ def _halves(rows: npt.NDArray[np.float32], head_dim: int) -> npt.NDArray[np.floa
 
 
 def _join_gates(found: Weights) -> None:
-    for name in [name for name in found if "mlp.gate_proj" in name]:
-        up = name.replace("mlp.gate_proj", "shared_mlp.input_linear")
-        found[up] = np.concatenate([found.pop(name), found[up]])
+    """Make one of gate and up where they have a name together."""
+    for part, whole in (
+        ("experts.gate_proj", "experts.gate_up_proj"),
+        ("shared_mlp.gate_proj", "shared_mlp.input_linear"),
+    ):
+        for gate in [name for name in found if part in name]:
+            both = gate.replace(part, whole)
+            found[both] = np.concatenate([found.pop(gate), found[both]], axis=-2)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,13 @@ GAINS = {
     Stem.FFN_GATE: 1.0,
     Stem.FFN_UP: 1.5,
     Stem.FFN_DOWN: 2.0,
+    Stem.FFN_ROUTER: 2.0,
+    Stem.FFN_GATE_EXPERTS: 1.0,
+    Stem.FFN_UP_EXPERTS: 1.5,
+    Stem.FFN_DOWN_EXPERTS: 3.0,
+    Stem.FFN_GATE_SHARED: 1.0,
+    Stem.FFN_UP_SHARED: 1.5,
+    Stem.FFN_DOWN_SHARED: 1.5,
     Stem.OUTPUT: 3.0,
 }
 
@@ -60,6 +67,10 @@ class ModelSpec:
     n_head_kv: int = 2
     head_dim: int | None = None  # None: n_embd / n_head, and no attention.key_length in the file
     n_ff: int | None = None
+    experts: int = 0  # in place of the feed-forward layer
+    experts_used: int = 2
+    expert_ff: int | None = None  # None: n_ff, and no expert_feed_forward_length in the file
+    shared_expert_ff: int = 0  # 0: there is no expert that every position uses
     n_vocab: int | None = None  # None: as many as there are tokens; more: padded with unused ones
     n_ctx: int = 512
     rms_eps: float = 0.01  # large, so that it makes a difference
@@ -176,6 +187,13 @@ def _write_config(writer: gguf.GGUFWriter, spec: ModelSpec, n_vocab: int) -> Non
     if spec.head_dim is not None:
         writer.add_key_length(spec.head_dim)
         writer.add_value_length(spec.head_dim)
+    if spec.experts:
+        writer.add_expert_count(spec.experts)
+        writer.add_expert_used_count(spec.experts_used)
+        if spec.expert_ff is not None:
+            writer.add_expert_feed_forward_length(spec.expert_ff)
+        if spec.shared_expert_ff:
+            writer.add_expert_shared_feed_forward_length(spec.shared_expert_ff)
     if spec.rope_linear is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(spec.rope_linear)
@@ -217,6 +235,11 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
         if stem_of(name) in spec.biases:
             vector(bias(name), 0.7 * Random(spec.seed, bias(name)).normal(rows))
 
+    def stack(name: str, rows: int, columns: int) -> None:
+        matrix(name, spec.experts * rows, columns)
+        stacked, type_name = tensors[name]
+        tensors[name] = (stacked.reshape(spec.experts, rows, -1), type_name)
+
     def vector(name: str, values: npt.NDArray[np.float64]) -> None:
         tensors[name] = (values.astype(np.float32), "F32")
 
@@ -247,12 +270,29 @@ def _tensors(spec: ModelSpec, n_vocab: int) -> dict[str, tuple[npt.NDArray[Any],
             norm(block.post_attention_norm, width)
         if spec.family.norms_before:
             norm(block.ffn_norm, width)
-        if Stem.FFN_UP not in spec.fused:
-            matrix(block.ffn_gate, ff, width)
-        matrix(block.ffn_up, 2 * ff if Stem.FFN_UP in spec.fused else ff, width)
-        matrix(block.ffn_down, width, ff)
+        if spec.experts:
+            expert_tensors(block)
+        else:
+            if Stem.FFN_UP not in spec.fused:
+                matrix(block.ffn_gate, ff, width)
+            matrix(block.ffn_up, 2 * ff if Stem.FFN_UP in spec.fused else ff, width)
+            matrix(block.ffn_down, width, ff)
         if spec.family.norms_after:
             norm(block.post_ffw_norm, width)
+
+    def expert_tensors(block: Block) -> None:
+        spread = (GAINS | dict(spec.gains))[Stem.FFN_ROUTER] / np.sqrt(width)
+        random = Random(spec.seed, block.router)
+        router = spread * random.normal(spec.experts * width).reshape(spec.experts, width)
+        vector(block.router, router)
+        expert_ff = spec.expert_ff or ff
+        stack(block.experts.gate, expert_ff, width)
+        stack(block.experts.up, expert_ff, width)
+        stack(block.experts.down, width, expert_ff)
+        if spec.shared_expert_ff:
+            matrix(block.shared_expert.gate, spec.shared_expert_ff, width)
+            matrix(block.shared_expert.up, spec.shared_expert_ff, width)
+            matrix(block.shared_expert.down, width, spec.shared_expert_ff)
 
     matrix(EMBEDDING, n_vocab, width)
     for layer in range(spec.n_layer):

@@ -26,6 +26,7 @@ from tensors import (
     ROPE_DIVISORS_LONG,
     ROPE_DIVISORS_SHORT,
     Block,
+    FeedForward,
     bias,
 )
 
@@ -59,6 +60,8 @@ class Reference:
         self.width = int(self._config("embedding_length"))
         self.head_dim = int(self._config("attention.key_length", self.width // self.n_head))
         self.score_scale = self._score_scale()
+        #: How far the first expert that was not used was behind the last that was, at least.
+        self.smallest_gap = np.inf
         for layer in range(self.n_layer):
             self._take_apart(Block(layer))
 
@@ -84,9 +87,20 @@ class Reference:
             self._cut(block.attn_qkv, qkv, [-2 * kv_rows, -kv_rows])
         if bias(block.attn_qkv) in self.weights:
             self._cut(bias(block.attn_qkv), tuple(map(bias, qkv)), [-2 * kv_rows, -kv_rows])
-        if block.ffn_gate not in self.weights:
+        if block.router in self.weights:
+            self._take_stacks_apart(block)
+        elif block.ffn_gate not in self.weights:
             n_ff = len(self.weights[block.ffn_up]) // 2
             self._cut(block.ffn_up, (block.ffn_gate, block.ffn_up), [n_ff])
+
+    def _take_stacks_apart(self, block: Block) -> None:
+        count = len(self.weights[block.router])
+        for name, *experts in zip(
+            block.experts, *(block.experts.expert(index) for index in range(count)), strict=True
+        ):
+            dtype, stack = self.types.pop(name), self.weights.pop(name)
+            for expert, weights in zip(experts, stack, strict=True):
+                self.types[expert], self.weights[expert] = dtype, weights
 
     def _cut(self, name: str, parts: Sequence[str], rows: list[int]) -> None:
         dtype, whole = self.types.pop(name), self.weights.pop(name)
@@ -238,8 +252,39 @@ class Reference:
         return (powers / powers.sum(-1, keepdims=True)).astype(self.dtype) @ values
 
     def _feed_forward(self, x: Array, block: Block) -> Array:
-        gate, up = self._linear(x, block.ffn_gate), self._linear(x, block.ffn_up)
-        return self._linear(self._activation(gate) * up, block.ffn_down)
+        if block.router not in self.weights:
+            return self._gated(x, block.feed_forward)
+        mixed = self._experts(x, block)
+        if block.shared_expert.gate in self.weights:
+            mixed += self._gated(x, block.shared_expert)
+        return mixed
+
+    def _gated(self, x: Array, names: FeedForward) -> Array:
+        gate, up = self._linear(x, names.gate), self._linear(x, names.up)
+        return self._linear(self._activation(gate) * up, names.down)
+
+    def _experts(self, x: Array, block: Block) -> Array:
+        """Mix what the experts with the highest logits give, of equal ones the first."""
+        used = int(self._config("expert_used_count"))
+        logits = self._matmul(x, block.router)
+        ranked = np.argsort(-logits, axis=-1, kind="stable")
+        sorted_logits = np.take_along_axis(logits, ranked, -1)
+        if used < logits.shape[-1]:
+            gap = (sorted_logits[:, used - 1] - sorted_logits[:, used]).min()
+            self.smallest_gap = min(self.smallest_gap, float(gap))
+        shares = self._shares(sorted_logits, used)
+        mixed = np.zeros_like(x)
+        for expert in np.unique(ranked[:, :used]):
+            rows, ranks = np.nonzero(ranked[:, :used] == expert)
+            names = block.experts.expert(expert)
+            mixed[rows] += shares[rows, ranks, None] * self._gated(x[rows], names)
+        return mixed
+
+    def _shares(self, logits: Array, used: int) -> Array:
+        """Weigh the experts of each position, whose logits fall."""
+        powers = np.exp(logits - logits[:, :1])
+        counted = powers[:, :used] if self.family.shares_of_used else powers
+        return np.asarray(powers[:, :used] / counted.sum(-1, keepdims=True))
 
     def _activation(self, x: Array) -> Array:
         if self.family.gelu:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class Stem:
     """The middles of names: `blk.3.attn_q.weight` is the matrix of queries of block 3."""
@@ -20,6 +22,13 @@ class Stem:
     FFN_GATE = "ffn_gate"  # absent: its rows come first in ffn_up
     FFN_UP = "ffn_up"
     FFN_DOWN = "ffn_down"
+    FFN_ROUTER = "ffn_gate_inp"
+    FFN_GATE_EXPERTS = "ffn_gate_exps"
+    FFN_UP_EXPERTS = "ffn_up_exps"
+    FFN_DOWN_EXPERTS = "ffn_down_exps"
+    FFN_GATE_SHARED = "ffn_gate_shexp"
+    FFN_UP_SHARED = "ffn_up_shexp"
+    FFN_DOWN_SHARED = "ffn_down_shexp"
     POST_FFW_NORM = "post_ffw_norm"
     OUTPUT_NORM = "output_norm"
     OUTPUT = "output"  # absent: the embedding serves
@@ -48,6 +57,18 @@ ROPE_DIVISORS_SHORT = "rope_factors_short.weight"  # for sessions within the ori
 ROPE_DIVISORS_LONG = "rope_factors_long.weight"  # for those beyond it
 
 
+class FeedForward(NamedTuple):
+    """The names of the matrices of a feed-forward layer, or of stacks of them."""
+
+    gate: str
+    up: str
+    down: str
+
+    def expert(self, index: int) -> FeedForward:
+        """Name one of a stack, which files do not."""
+        return FeedForward(*(f"{name.removesuffix('weight')}{index}.weight" for name in self))
+
+
 class Block:
     """The names of the tensors of one block, by what they are to it."""
 
@@ -68,4 +89,16 @@ class Block:
         self.ffn_gate = name(Stem.FFN_GATE)
         self.ffn_up = name(Stem.FFN_UP)
         self.ffn_down = name(Stem.FFN_DOWN)
+        self.router = name(Stem.FFN_ROUTER)
+        self.experts = FeedForward(
+            name(Stem.FFN_GATE_EXPERTS), name(Stem.FFN_UP_EXPERTS), name(Stem.FFN_DOWN_EXPERTS)
+        )
+        self.shared_expert = FeedForward(
+            name(Stem.FFN_GATE_SHARED), name(Stem.FFN_UP_SHARED), name(Stem.FFN_DOWN_SHARED)
+        )
         self.post_ffw_norm = name(Stem.POST_FFW_NORM)
+
+    @property
+    def feed_forward(self) -> FeedForward:
+        """The matrices of the feed-forward layer."""
+        return FeedForward(self.ffn_gate, self.ffn_up, self.ffn_down)

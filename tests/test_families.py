@@ -16,7 +16,7 @@ import pytest
 from bits import assert_same_bits, cold
 from blocks import Random
 from facts import FACTS, Switch
-from family_models import FAMILY_MODELS, MAIN, MIXED, with_keys, with_window
+from family_models import FAMILY_MODELS, MAIN, MIXED, MIXTURES, with_keys, with_window
 from reference import Array, Reference
 from rounded import RoundedReference
 from specrs._specrs import GgufError, Model
@@ -41,6 +41,9 @@ MOST_ROWS_ERROR = 5e-4
 INDEPENDENT = 1.1 * 2**0.5
 # What a fact must change when it is switched off, in errors that an engine may make.
 COUNTS = 10
+# Router logits of 2 are float32 sums of up to 96 products, after up to 7 other matrices:
+# sqrt(96) x 2^-24 x 8 x 2.
+ROUTER_ERROR = 1e-5
 # Models deeper than this have no rows in which nothing has tipped.
 SHALLOW = 9
 # Facts that say nothing of four positions.
@@ -240,10 +243,28 @@ def test_a_window_has_as_many_positions_as_it_says(
 
 @pytest.mark.once
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-@pytest.mark.parametrize("name", FAMILY_MODELS)
+@pytest.mark.parametrize("name", [name for name in FAMILY_MODELS if name not in MIXTURES])
 def test_candle_agrees_with_the_oracle(tiny: Callable[..., Path], name: str, quant: str) -> None:
     path = tiny(quant=quant, **FAMILY_MODELS[name])
     check_candle(path, prompt(n_vocab_of(Reference(path))))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_candle_refuses_experts(tiny: Callable[..., Path], name: str) -> None:
+    with pytest.raises(GgufError, match=r'does not run mixtures of experts; use device="cpu"'):
+        Model(tiny(**FAMILY_MODELS[name]), device="candle-cpu")
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_oracle_is_sure_of_the_experts(tiny: Callable[..., Path], name: str) -> None:
+    """No choice hangs on an error of float32, so that the comparison is one of numbers."""
+    path = tiny(**FAMILY_MODELS[name])
+    gaps = []
+    for oracle in (Reference, RoundedReference):
+        rounded = oracle(path, np.float64)
+        rounded.logits(prompt(n_vocab_of(rounded)))
+        gaps.append(rounded.smallest_gap)
+    assert min(gaps) > 20 * ROUTER_ERROR, gaps
 
 
 @pytest.mark.parametrize("family", MAIN)

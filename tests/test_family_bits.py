@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bits import assert_same_bits, cold, in_pieces, random_ids
-from family_models import FAMILY_MODELS, MAIN, QUANTS, with_keys, with_window
+from family_models import FAMILY_MODELS, MAIN, MIXTURES, QUANTS, with_keys, with_window
 from specrs._specrs import Model
 from specrs.attention import SinkWindow
 
@@ -22,6 +22,7 @@ ROWS = [*range(1, 18), 64, 257]
 #: Every family, and windows that begin inside, at the end and at the start of a page.
 MODELS: dict[str, dict[str, Any]] = {
     **{name: FAMILY_MODELS[name] | {"quant": QUANTS[name]} for name in MAIN},
+    "llama with experts": FAMILY_MODELS["llama with experts"] | {"quant": "Q8_0"},
     "gemma2, window 5": with_window("gemma2", 5),
     "gemma3, window 65": with_window("gemma3", 65) | {"quant": "Q8_0"},
     "gemma3 with a pattern": FAMILY_MODELS["gemma3 with a pattern"],
@@ -136,6 +137,20 @@ def test_of_logits_that_a_cap_makes_equal_the_first_is_chosen(
     assert np.median(equal) > 2
     chosen = model.session().choose_last(tokens, len(tokens))
     assert chosen == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_may_have_all_rows_or_none(load: Load, name: str) -> None:
+    """Equal tokens are equal at every position, and so go to the same experts."""
+    model = load(name)
+    token, *others = random_ids(model, 10, seed=6)
+    same = [token] * 70
+    wanted = cold(model, same)
+    for rows in (1, 2, 17, 64):
+        assert_same_bits(in_pieces(model.session(), same, [rows]), wanted)
+    mixed = model.forward_many([(model.session(), same, 70), (model.session(), others, 9)])
+    assert_same_bits(mixed[0], wanted)
+    assert_same_bits(mixed[1], cold(model, others))
 
 
 def test_what_counts_of_a_window_does_not_depend_on_threads(tiny: Callable[..., Path]) -> None:

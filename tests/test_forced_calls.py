@@ -23,7 +23,7 @@ TOOL: dict[str, Any] = {
         "parameters": {
             "type": "object",
             "properties": {
-                "word": {"type": "string", "enum": ["cat", "ma/t"]},
+                "word": {"type": "string", "enum": ["cat", "mä/t", ""]},
                 "count": {"type": "integer", "minimum": 0, "maximum": 9},
                 "deep": {"$ref": "#/$defs/flags"},
             },
@@ -77,7 +77,7 @@ def check_call(name: str, arguments: str) -> None:
         return
     assert name == "pick"
     assert {"word", "count"} <= {*found} <= {"word", "count", "deep"}
-    assert found["word"] in {"cat", "ma/t"}
+    assert found["word"] in {"cat", "mä/t", ""}
     assert found["count"] in range(10)
     assert isinstance(found.get("deep", []), list)
 
@@ -208,6 +208,11 @@ def test_mistakes_are_told(load: Load) -> None:
     bad = {"name": "bad", "parameters": {"type": "object", "contains": {"type": "string"}}}
     with pytest.raises(ValueError, match="cannot force a call of these tools"):
         llm.chat(MESSAGES, tools=[bad], tool_choice="required")
+    wrong: list[Any] = ["x", {"type": "string"}, {"properties": []}, {"required": 3}]
+    for parameters in wrong:
+        bad = {"name": "bad", "parameters": parameters}
+        with pytest.raises(ValueError, match="'bad': its parameters must be a JSON schema"):
+            llm.chat(MESSAGES, tools=[bad], tool_choice="required")
     odd = [{"name": "a tool"}]
     assert llm.chat_tokens(MESSAGES, tools=odd, tool_choice="required").grammar is not None
     with pytest.raises(ValueError, match="'a tool': as this model"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}},
     "required": ["ok"],
+    "additionalProperties": False,
 }
-SCHEMA["additionalProperties"] = False
 
 
 @pytest.fixture
@@ -56,6 +57,14 @@ def test_many_lines_obey(toy: Path, run: Run, files: Path) -> None:
     (files / "schema.json").write_text('{"type":"null"}')
     ran = run("generate", toy, *flags)
     assert (ran.code, "other options" in ran.err) == (2, True)
+
+
+def test_without_the_library_it_says_how_to_get_it(
+    toy: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    ran = run("generate", toy, "--prompt", "a", "--regex", "a")
+    assert (ran.code, "pip install 'specrs[grammar]'" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(

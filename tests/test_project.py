@@ -68,6 +68,7 @@ PYTHON_ORDER = {
     "serving": [
         "pages",
         "memory",
+        "cost",
         "prefixes",
         "sequence",
         "caches",

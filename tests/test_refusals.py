@@ -25,7 +25,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "embedding": ({"metadata": {"llama.pooling_type": 3}}, "for vectors.*pooling_type` is 3"),
     "not causal": ({"metadata": {"llama.attention.causal": False}}, "vectors.*causal` is false"),
     "reranker": ({"extra_tensors": ("cls.weight",)}, "vectors.*cls.weight"),
-    "experts": ({"metadata": {"llama.expert_count": 8}}, "8 experts.*expert_count"),
+    "experts": (
+        {"architecture": "qwen3", "metadata": {"qwen3.expert_count": 8}},
+        '.qwen3.expert_count.. is not supported for architecture "qwen3"',
+    ),
+    "used experts": (
+        {"experts": 3, "experts_used": 4},
+        "expert_used_count` is 4, but there are only 3 experts",
+    ),
+    "expert count": (
+        {"experts": 3, "metadata": {"llama.expert_count": 4}},
+        r"ffn_gate_inp.weight` has shape .64, 3. but the metadata demands .64, 4.",
+    ),
+    "extra experts": ({"extra_tensors": ("blk.0.ffn_gate_exps.weight",)}, "belongs to a variant"),
+    "weights of experts": ({"metadata": {"llama.expert_weights_norm": False}}, "norm` = false"),
     "gating": ({"metadata": {"llama.expert_gating_func": 2}}, "expert_gating_func` = 2"),
     "groups": ({"metadata": {"llama.expert_group_count": 4}}, "expert_group_count` = 4"),
     "expert scale": ({"metadata": {"llama.expert_weights_scale": 2.5}}, "weights_scale` = 2.5"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from reply_cases import ALL_MARKS, REPLIES, SIGNS, Reply, marks_of, read
+from specrs.chat.format import _thinks
 from specrs.chat.messages import checked_messages, checked_tools
 from specrs.chat.template import TemplateError, render
 from specrs.completion import ToolCall
@@ -91,6 +93,41 @@ def test_a_reply_put_back_is_what_the_model_wrote(name: str, reply: Reply) -> No
         assert "only supports single tool-calls" in str(error)  # noqa: PT017
         return
     assert reply.written.strip() in "".join(text for text, _ in pieces)
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "begun", "wanted"),
+    [
+        ("Qwen-Qwen3-0.6B", {}, None, None),
+        ("Qwen-Qwen3-0.6B", {"enable_thinking": False}, None, False),
+        ("HuggingFaceTB-SmolLM3-3B", {}, None, None),
+        ("HuggingFaceTB-SmolLM3-3B", {}, "<think>\nHm", True),
+        ("HuggingFaceTB-SmolLM3-3B", {}, "<think>\nHm.</think>So", False),
+        ("HuggingFaceTB-SmolLM3-3B", {"enable_thinking": False}, None, False),
+        ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", {}, None, True),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", {}, None, False),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", {"enable_thinking": True}, None, True),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", {}, None, None),
+        ("google-gemma-2-2b-it", {}, None, None),
+    ],
+)
+def test_prompts_tell_whether_the_reply_is_reasoning_already(
+    name: str, variables: dict[str, Any], begun: str | None, wanted: bool | None
+) -> None:
+    template = template_of(name)
+    messages = [{"role": "user", "content": "Is <think> a mark?"}]
+    if begun is not None:
+        messages.append({"role": "assistant", "content": begun})
+    pieces = render(
+        template,
+        checked_messages(messages),
+        bos_token="<s>",
+        eos_token="</s>",
+        variables=variables,
+        add_generation_prompt=begun is None,
+        continue_final_message=begun is not None,
+    )
+    assert _thinks(marks_of(template).reasoning, pieces, begun is not None) is wanted
 
 
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])

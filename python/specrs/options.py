@@ -19,29 +19,62 @@ if TYPE_CHECKING:
     from .structured.grammar import Grammar
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of a generation; `Llama.stream` explains them."""
+class _Options(TypedDict, total=False):
+    """What is the same for one generation and for many."""
 
-    max_tokens: int | None
-    sampling: Sampling
-    drafter: Drafter | None
     draft_length: LengthPolicy | None
     stop: str | Sequence[str]
     stop_token_ids: Collection[int]
     ignore_eos: bool
     skip_special_tokens: bool
     logprobs: int | None
-    grammar: Grammar | None
-    session: Session | None
     attention: Attention
     progress: Callable[[int, int], object] | None
     trace: bool
 
 
-class OptionsOfText(Options, total=False):
-    """The keyword arguments of a generation after a text."""
+class TextOptions(TypedDict, total=False):
+    """What else makes the prompt of a text; `Llama.stream` explains it."""
 
     parse_special: bool
+
+
+class RequestOptions(_Options, total=False):
+    """The keyword arguments of a generation that has a session of its own."""
+
+    max_tokens: int | None
+    sampling: Sampling
+    drafter: Drafter | None
+    grammar: Grammar | None
+
+
+class Options(RequestOptions, total=False):
+    """The keyword arguments of a generation; `Llama.stream` explains them."""
+
+    session: Session | None
+
+
+class ManyOptions(_Options, total=False):
+    """The keyword arguments of many generations; `Llama.generate_many` explains them."""
+
+    max_tokens: int | Sequence[int | None] | None
+    sampling: Sampling | Sequence[Sampling]
+    drafter: Drafter | Sequence[Drafter | None] | None
+    grammar: Grammar | Sequence[Grammar | None] | None
+    max_requests: int
+    cache_bytes: int | None
+
+
+class OptionsOfText(Options, TextOptions, total=False):
+    """The keyword arguments of a generation after a text."""
+
+
+class RequestOptionsOfText(RequestOptions, TextOptions, total=False):
+    """The keyword arguments of a generation after a text that has a session of its own."""
+
+
+class ManyOptionsOfText(ManyOptions, TextOptions, total=False):
+    """The keyword arguments of many generations after texts."""
 
 
 class ChatOptions(TypedDict, total=False):
@@ -57,6 +90,14 @@ class ChatOptions(TypedDict, total=False):
 
 class OptionsOfChat(Options, ChatOptions, total=False):
     """The keyword arguments of a reply."""
+
+
+class RequestOptionsOfChat(RequestOptions, ChatOptions, total=False):
+    """The keyword arguments of a reply that has a session of its own."""
+
+
+class ManyOptionsOfChat(ManyOptions, ChatOptions, total=False):
+    """The keyword arguments of many replies."""
 
 
 def prompt_ids(

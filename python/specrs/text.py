@@ -158,6 +158,8 @@ class TextWriter:
 
     def _release(self, text: str) -> str:
         """Add `text` to what is held and return what is final of it."""
+        if not self._stop:
+            return text
         held = self._held + text
         found = [(at, stop) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:

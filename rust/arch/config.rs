@@ -23,8 +23,10 @@ pub struct Config {
     pub n_head_kv: usize,
     /// Width of one head, of queries, keys and values alike.
     pub head_dim: usize,
-    /// Width of the feed-forward layer.
+    /// Width of the feed-forward layer that every row goes through; 0 if there is none beside experts.
     pub n_ff: usize,
+    /// Of which a row uses some.
+    pub experts: Option<Experts>,
     /// Context length the model was trained for.
     pub n_ctx_train: usize,
     /// Epsilon of RMSNorm.
@@ -65,6 +67,7 @@ impl Default for Config {
             n_head_kv: 0,
             head_dim: 0,
             n_ff: 0,
+            experts: None,
             n_ctx_train: 0,
             rms_eps: 0.0,
             ropes: Vec::new(),
@@ -107,6 +110,18 @@ impl Block {
     pub const PLAIN: Self = Self { rope: Some(0), window: None, window_in_file: None };
 }
 
+/// The experts of every block. A row uses those with the highest router logits, the first among equals, and weighs them by
+/// the softmax over these logits alone: the same as that over all, divided by the sum of what is used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// How many a block has.
+    pub count: usize,
+    /// How many of them a row uses.
+    pub used: usize,
+    /// Width of the hidden layer of one.
+    pub n_ff: usize,
+}
+
 /// What a gate lets through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
@@ -145,6 +160,18 @@ impl Config {
     /// As [`Config::dense`].
     pub fn dense_with(keys: &Keys<'_>, rope: fn(&Keys<'_>, usize) -> Result<RopeTable>) -> Result<Self> {
         keys.check_dense()?;
+        Self::common_with(keys, rope)
+    }
+
+    /// What the keys say of any decoder whose blocks are all alike.
+    ///
+    /// # Errors
+    /// As [`Config::dense`].
+    pub(super) fn common(keys: &Keys<'_>) -> Result<Self> {
+        Self::common_with(keys, RopeTable::read)
+    }
+
+    fn common_with(keys: &Keys<'_>, rope: fn(&Keys<'_>, usize) -> Result<RopeTable>) -> Result<Self> {
         let n_embd = keys.required_count("embedding_length", MAX_WIDTH)?;
         let n_head = keys.required_count("attention.head_count", MAX_WIDTH)?;
         let n_head_kv = keys.count("attention.head_count_kv", MAX_WIDTH)?.unwrap_or(n_head);
@@ -207,7 +234,7 @@ impl Config {
         let Self { n_vocab, n_embd, n_layer, n_draft_layer: _, n_head, n_head_kv, head_dim, n_ff, n_ctx_train, .. } =
             self;
         let Self { rms_eps, ropes, pairs, blocks, activation, embedding_scale, score_divisor, score_cap, .. } = self;
-        let Self { query_growth, residual_scale, logit_divisor, logit_cap, .. } = self;
+        let Self { query_growth, residual_scale, logit_divisor, logit_cap, experts, .. } = self;
         let counts = [
             ("n_vocab", n_vocab),
             ("n_embd", n_embd),
@@ -248,6 +275,7 @@ impl Config {
         identity.set_unless("residual_scale", *residual_scale, 1.0);
         identity.set_unless("logit_divisor", *logit_divisor, 1.0);
         identity.set_some("logit_cap", *logit_cap);
+        identity.set_some("experts", experts.map(|Experts { count, used, n_ff }| format!("{count} {used} {n_ff}")));
     }
 }
 

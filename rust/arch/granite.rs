@@ -10,7 +10,11 @@ use crate::error::Result;
 pub const FAMILY: Family = Family { name: "granite", config, tensors: dense_with_biases };
 
 fn config(keys: &Keys<'_>) -> Result<Config> {
-    let mut config = Config::dense(keys)?;
+    with_factors(keys, Config::dense(keys)?)
+}
+
+/// `config` with the factors of Granite.
+pub(super) fn with_factors(keys: &Keys<'_>, mut config: Config) -> Result<Config> {
     config.embedding_scale = keys.switch("embedding_scale")?.unwrap_or(1.0);
     if let Some(scale) = keys.switch("attention.scale")? {
         config.score_divisor = 1.0 / scale;

@@ -148,6 +148,17 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A [`Self::count`], of which 0 says the same as none at all.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] for any other value.
+    pub fn switched_count(&self, key: &str, limit: u64) -> Result<Option<usize>> {
+        match self.file.metadata().get_u64(&self.name(key))? {
+            Some(0) => Ok(None),
+            _ => self.count(key, limit),
+        }
+    }
+
     /// A [`Self::positive`] number that must be there.
     ///
     /// # Errors
@@ -180,16 +191,26 @@ impl<'a> Keys<'a> {
         self.file.metadata().get_bool(&self.name(key))
     }
 
+    /// Whether the file says that there are experts.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`] if it says so in another type.
+    pub fn has_experts(&self) -> Result<bool> {
+        Ok(self.file.metadata().get_u64(&self.name("expert_count"))?.is_some_and(|count| count > 0))
+    }
+
     /// Fails for a mixture of experts.
     ///
     /// # Errors
-    /// [`Error::Gguf`] that says how many there are.
+    /// [`Error::Gguf`] that names the key.
     pub fn check_dense(&self) -> Result<()> {
-        let name = self.name("expert_count");
-        match self.file.metadata().get_u64(&name)? {
-            None | Some(0) => Ok(()),
-            Some(experts) => Err(self
-                .error(format_args!("a mixture of {experts} experts (`{name}`) is not supported; dense models are"))),
+        match self.has_experts()? {
+            false => Ok(()),
+            true => Err(self.error(format_args!(
+                "a mixture of experts (`{}`) is not supported for architecture \"{}\"",
+                self.name("expert_count"),
+                self.architecture
+            ))),
         }
     }
 }

@@ -153,6 +153,10 @@ fn check_experts(keys: &Keys<'_>) -> Result<()> {
     if let Some(value) = metadata.get_f32(&scale)?.filter(|&value| value != 0.0 && value != 1.0) {
         return Err(router(format!("`{scale}` = {value}")));
     }
+    let norm = keys.name("expert_weights_norm");
+    if metadata.get_bool(&norm)? == Some(false) {
+        return Err(router(format!("`{norm}` = false")));
+    }
     let shared = |name: &str| name.contains("_shexp") && keys.architecture() != "granitemoe";
     match tensor(keys, |name| name.contains("exp_probs_b") || shared(name)) {
         Some(name) => Err(router(format!("tensor `{name}`"))),

@@ -61,6 +61,20 @@ pub enum BlockRole {
     FfnUp,
     /// Its output projection.
     FfnDown,
+    /// What gives each expert a logit.
+    FfnRouter,
+    /// Gates of the experts, one after the other.
+    FfnGateExperts,
+    /// Their other input projections.
+    FfnUpExperts,
+    /// Their output projections.
+    FfnDownExperts,
+    /// Where files have the gate of the expert that all rows use.
+    FfnGateShared,
+    /// Its other input projection, likewise.
+    FfnUpShared,
+    /// Its output projection.
+    FfnDownShared,
     /// RMSNorm gains after the feed-forward layer.
     PostFfnNorm,
 }
@@ -98,6 +112,13 @@ impl BlockRole {
             Self::FfnGate => "ffn_gate",
             Self::FfnUp => "ffn_up",
             Self::FfnDown => "ffn_down",
+            Self::FfnRouter => "ffn_gate_inp",
+            Self::FfnGateExperts => "ffn_gate_exps",
+            Self::FfnUpExperts => "ffn_up_exps",
+            Self::FfnDownExperts => "ffn_down_exps",
+            Self::FfnGateShared => "ffn_gate_shexp",
+            Self::FfnUpShared => "ffn_up_shexp",
+            Self::FfnDownShared => "ffn_down_shexp",
             Self::PostFfnNorm => "post_ffw_norm",
         }
     }

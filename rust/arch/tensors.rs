@@ -17,7 +17,7 @@ use crate::gguf::file::{GgufFile, TensorInfo};
 pub struct Tensor {
     /// What it is to the decoder.
     pub role: Role,
-    /// Its dimensions in ggml's order, the row length first: a vector has one, a matrix two.
+    /// Its dimensions in ggml's order, the row length first: a vector has one, a matrix two, and a stack of matrices three.
     pub shape: Vec<usize>,
     /// Where files may have it; the first place that is there counts.
     pub places: Vec<Place>,
@@ -91,6 +91,12 @@ impl Tensor {
     pub fn part_of(mut self, role: Role, first: usize, total: usize) -> Self {
         self.places.clear();
         self.or_part_of(role, first, total)
+    }
+
+    /// The same, but files have it under the name of another role.
+    pub fn called(self, role: Role) -> Self {
+        let total = self.shape.last().copied().unwrap_or(0);
+        self.part_of(role, 0, total)
     }
 
     /// Whether it is multiplied with rows, and not element by element.
@@ -208,6 +214,14 @@ pub struct Found {
     is_matrix: bool,
 }
 
+impl Found {
+    /// The matrices in it: one, or all of a stack.
+    pub fn matrices(&self) -> impl Iterator<Item = TensorInfo> + '_ {
+        let count = self.info.shape.get(2).copied().unwrap_or(1);
+        (0..count).map(move |i| if count == 1 { self.info.clone() } else { self.info.cut(2, i..i + 1) })
+    }
+}
+
 impl<'a> Tensors<'a> {
     /// Finds `tensors` in `file`, in their shapes. Refuses a file that lacks one, or has one that the decoder of this
     /// `family` would have to use but cannot; others are tolerated, [`Tensors::ignored`] lists them.
@@ -262,7 +276,7 @@ impl<'a> Tensors<'a> {
         self.file.metadata().error(format_args!("tensor `{role}` is missing"))
     }
 
-    /// All matrices, in the order in which a forward reads them.
+    /// All matrices and stacks of them, in the order in which a forward reads them.
     pub fn matrices(&self) -> impl Iterator<Item = (Role, &Found)> + '_ {
         self.found.iter().filter(|(_, found)| found.is_matrix).map(|(&role, found)| (role, found))
     }

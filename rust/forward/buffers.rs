@@ -1,9 +1,10 @@
 //! The memory that a pass works in.
 
-use crate::arch::config::Config;
+use crate::arch::config::{Config, Experts};
 use crate::forward::decoder::Decoder;
 use crate::forward::matmul::{Activations, Names};
-use crate::kernels::layout::{GROUP, TILE};
+use crate::forward::routes::slots;
+use crate::kernels::layout::{interleaved, GROUP, TILE};
 use crate::weights::load::Layer;
 use crate::workers::shared::{Name, Shared, Table};
 
@@ -19,6 +20,8 @@ pub(super) const STATES: Name = Name::new(13, "states of segments");
 pub(super) const SUMS: Name = Name::new(14, "sums of segments");
 pub(super) const TOKENS: Name = Name::new(16, "tokens");
 pub(super) const BRANCH: Name = Name::new(17, "a branch");
+pub(super) const ROUTED: Name = Name::new(18, "router logits");
+pub(super) const GATHERED: Names = [Name::new(19, "gathered floats"), Name::new(20, "gathered values")];
 
 /// Intermediate results of a pass, reused from one to the next.
 pub struct Buffers {
@@ -40,6 +43,39 @@ pub struct Buffers {
     pub(super) attended: Activations,
     /// Activated feed-forward values.
     pub(super) hidden: Activations,
+    /// What experts need.
+    pub(super) experts: Option<ExpertBuffers>,
+}
+
+/// Intermediate results of experts.
+pub(super) struct ExpertBuffers {
+    pub(super) experts: Experts,
+    /// A logit of every expert for every row.
+    pub(super) logits: Shared<f32>,
+    /// Normed rows, by experts: see [`Routes`](crate::forward::routes::Routes).
+    pub(super) gathered: Activations,
+    /// Their activated feed-forward values.
+    pub(super) hidden: Activations,
+}
+
+impl ExpertBuffers {
+    fn new(config: &Config, experts: Experts, floats: bool) -> Self {
+        Self {
+            experts,
+            logits: Shared::zeroed(ROUTED, Table::new(0, experts.count)),
+            gathered: Activations::new(GATHERED, config.n_embd, floats),
+            // In no phase beside the values of the feed-forward layer that every row goes through.
+            hidden: Activations::new(HIDDEN, experts.n_ff, floats),
+        }
+    }
+
+    fn reset(&mut self, rows: usize) {
+        self.logits.arrange(Table::new(rows, self.experts.count).by_columns(GROUP));
+        let slots = slots(rows, self.experts, interleaved(rows));
+        for activations in [&mut self.gathered, &mut self.hidden] {
+            activations.arrange(slots, interleaved(rows));
+        }
+    }
 }
 
 impl Buffers {
@@ -54,11 +90,12 @@ impl Buffers {
             x: Shared::zeroed(X, Table::new(0, n_embd)),
             branch: Shared::zeroed(BRANCH, Table::new(0, n_embd)),
             qkv: Shared::zeroed(QKV, Table::new(0, qkv_columns(config).iter().sum())),
-            normed: Activations::new(NORMED, n_embd, floats),
+            normed: Activations::new(NORMED, n_embd, floats || config.experts.is_some()),
             output: Activations::new(OUTPUT, n_embd, weights.output.dtype.is_float()),
             output_rest: Activations::new(REST, n_embd, false),
             attended: attended.of_heads(n_head / n_head_kv, head_dim),
             hidden: Activations::new(HIDDEN, n_ff, floats),
+            experts: config.experts.map(|experts| ExpertBuffers::new(config, experts, floats)),
         };
         new.reset(rows);
         new
@@ -71,6 +108,9 @@ impl Buffers {
         }
         for activations in [&mut self.normed, &mut self.attended, &mut self.hidden] {
             activations.reset(rows);
+        }
+        if let Some(experts) = &mut self.experts {
+            experts.reset(rows);
         }
     }
 }

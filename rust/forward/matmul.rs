@@ -18,6 +18,8 @@ pub struct Activations {
     floats: Option<Shared<f32>>,
     /// See [`Rows::at`].
     quantised: Shared<ActivationGroup>,
+    /// Rows that alternate: see [`Rows::interleaved`].
+    interleaved: usize,
     /// Where they are written by heads: see [`Table::by_heads`].
     heads: (usize, usize),
 }
@@ -30,7 +32,7 @@ impl Activations {
     pub fn new(names: Names, columns: usize, floats: bool) -> Self {
         let (groups, empty) = (columns.div_ceil(GROUP), Table::new(0, 0));
         let floats = floats.then(|| Shared::zeroed(names[0], empty.clone()));
-        Self { groups, floats, quantised: Shared::zeroed(names[1], empty), heads: (1, GROUP) }
+        Self { groups, floats, quantised: Shared::zeroed(names[1], empty), interleaved: 1, heads: (1, GROUP) }
     }
 
     /// The same, of heads of `width` values; the first `group` share keys and values, and so on.
@@ -40,12 +42,23 @@ impl Activations {
 
     /// Lays the buffer out for `rows` rows; values are what they are, or zero.
     pub fn reset(&mut self, rows: usize) {
+        self.arrange(rows, interleaved(rows));
+    }
+
+    /// The same where `interleaved` rows alternate.
+    pub fn arrange(&mut self, rows: usize, interleaved: usize) {
         let (group, width) = self.heads;
+        self.interleaved = interleaved;
         if let Some(floats) = &mut self.floats {
             floats.arrange(Table::new(rows, self.groups * GROUP).by_columns(GROUP).by_heads(group, width));
         }
-        let table = Table::new(rows, self.groups).alternating(interleaved(rows));
+        let table = Table::new(rows, self.groups).alternating(interleaved);
         self.quantised.arrange(table.by_columns(1).by_heads(group, (width / GROUP).max(1)));
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.quantised.rows()
     }
 
     /// The rows, in a phase that reads them.
@@ -54,7 +67,7 @@ impl Activations {
         Rows {
             count,
             groups: self.groups,
-            interleaved: interleaved(count),
+            interleaved: self.interleaved,
             values: self.floats.as_ref().map_or(&[], |floats| phase.read(floats)),
             quantised: phase.read(&self.quantised),
         }
@@ -96,6 +109,18 @@ impl ActivationWriter<'_> {
         let mut quantised = self.quantised.cells(row, first..first + groups.len());
         for (i, [left, right]) in groups.iter().enumerate() {
             kernels.quantize([left, right], quantised.at(i));
+        }
+    }
+
+    /// Sets a row to row `from` of others.
+    pub fn copy(&mut self, row: usize, others: &Rows<'_>, from: usize) {
+        if let Some(floats) = &mut self.floats {
+            let floats = floats.row(row);
+            floats.copy_from_slice(&others.values[from * floats.len()..][..floats.len()]);
+        }
+        let mut quantised = self.quantised.cells(row, 0..others.groups);
+        for (g, group) in others.groups_from(from).take(others.groups).enumerate() {
+            *quantised.at(g) = group[0];
         }
     }
 

@@ -4,6 +4,7 @@
 pub mod task;
 pub mod matmul;
 pub mod decoder;
+mod routes;
 pub mod buffers;
 mod shares;
 mod finish;
@@ -13,6 +14,7 @@ mod project;
 mod store;
 mod attend;
 mod feed_forward;
+mod experts;
 mod output;
 mod choose;
 pub mod run;

@@ -12,6 +12,7 @@ use crate::attention::units::{Accumulator, Queries, Workspace};
 use crate::forward::buffers::Buffers;
 use crate::forward::candidates::Choices;
 use crate::forward::decoder::Decoder;
+use crate::forward::routes::Routes;
 use crate::forward::shares::AttentionPlan;
 use crate::forward::task::{Choice, Row, Task};
 use crate::kernels::layout::TILE;
@@ -118,6 +119,9 @@ pub(super) struct Local {
     pub(super) results: Vec<[f32; TILE]>,
     /// Gate and up projections of some columns.
     pub(super) hidden: [Vec<[f32; TILE]>; 2],
+    /// Products with the rows of experts.
+    pub(super) products: Vec<[f32; TILE]>,
+    pub(super) routes: Routes,
     pub(super) floats: Vec<f32>,
     pub(super) quants: Vec<i16>,
     pub(super) queries: Queries,

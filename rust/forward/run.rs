@@ -2,11 +2,15 @@
 //! [`crate::workers::phase`].
 
 use crate::attention::cache::PAGES;
-use crate::forward::buffers::{Buffers, ATTENDED, BRANCH, HIDDEN, NORMED, OUTPUT, QKV, REST, STATES, SUMS, TOKENS, X};
+use crate::forward::buffers::{
+    Buffers, ExpertBuffers, ATTENDED, BRANCH, GATHERED, HIDDEN, NORMED, OUTPUT, QKV, REST, ROUTED, STATES, SUMS,
+    TOKENS, X,
+};
 use crate::forward::feed_forward::PAIR;
 use crate::forward::matmul::Activations;
 use crate::forward::plan::{Local, Pass};
 use crate::forward::task::LOGITS;
+use crate::weights::load::{Experts, FeedForward};
 use crate::weights::matrix::Matrix;
 use crate::workers::phase::{Access, Units};
 use crate::workers::threads::Worker;
@@ -27,6 +31,10 @@ const ADD_NORMED: Access = Access::named("add normed").reads([BRANCH]).rows([X])
 const ACTIVATE: Access = Access::named("activate").reads(NORMED).columns(HIDDEN);
 const ADD_HIDDEN: Access = Access::named("add hidden").reads(HIDDEN).columns([X]);
 const PUT_HIDDEN: Access = Access::named("put hidden").reads(HIDDEN).columns([BRANCH]);
+const ROUTE: Access = Access::named("route").reads(NORMED).columns([ROUTED]);
+const GATHER: Access = Access::named("gather").reads(NORMED).reads([ROUTED]).rows(GATHERED);
+const ACTIVATE_EXPERTS: Access = Access::named("activate experts").reads(GATHERED).columns(HIDDEN);
+const ADD_EXPERTS: Access = Access::named("add experts").reads(HIDDEN).columns([X]);
 const OUTPUT_NORM: Access = Access::named("output norm").reads([X]).rows(OUTPUT).rows(REST);
 const OUTPUT_PRODUCT: Access = Access::named("output product").reads(OUTPUT).reads(REST).columns([LOGITS]);
 const CHOOSE: Access = Access::named("choose").reads(REST).rows([TOKENS]);
@@ -75,9 +83,14 @@ impl Pass {
                 return;
             }
             self.norm(&phase, layer.ffn_norm.as_deref(), local);
-            self.activate(&worker.phase(ACTIVATE, self.tiles(layer.ffn_gate.tile_count(), PAIR)), layer, local);
-            let branch = [ADD_HIDDEN, PUT_HIDDEN];
-            self.add_branch(worker, branch, &layer.ffn_down, hidden, layer.post_ffn_norm.as_deref(), local);
+            if let Some(ffn) = &layer.ffn {
+                self.activate(&worker.phase(ACTIVATE, self.tiles(ffn.gate.tile_count(), PAIR)), ffn, local);
+                let branch = [ADD_HIDDEN, PUT_HIDDEN];
+                self.add_branch(worker, branch, &ffn.down, hidden, layer.post_ffn_norm.as_deref(), local);
+            }
+            if let (Some(experts), Some(buffers)) = (&layer.experts, &self.buffers.experts) {
+                self.mix_experts(worker, experts, buffers, local);
+            }
         }
         self.output_norm(&worker.phase(OUTPUT_NORM, Units::Shares(self.wanted.len())), local);
         let tiles = Units::Taken { count: self.decoder.weights.output.tile_count(), step: OUTPUT_TILES_AT_ONCE };
@@ -86,6 +99,17 @@ impl Pass {
             let rows = Units::Taken { count: self.chosen, step: 1 };
             self.choose(&worker.phase(CHOOSE, rows), &mut local.results);
         }
+    }
+
+    /// Adds to the residual stream what the experts of every row give.
+    fn mix_experts(&self, worker: &mut Worker<'_>, experts: &Experts, buffers: &ExpertBuffers, local: &mut Local) {
+        let tiles = |count| Units::Taken { count, step: PAIR };
+        let FeedForward { gate, down, .. } = &experts.each[0];
+        self.route(&worker.phase(ROUTE, self.tiles(experts.router.tile_count(), 1)), &experts.router, buffers, local);
+        let slots = Units::Taken { count: buffers.gathered.rows(), step: 1 };
+        self.gather(&worker.phase(GATHER, slots), buffers, local);
+        self.activate_experts(&worker.phase(ACTIVATE_EXPERTS, tiles(gate.tile_count())), experts, buffers, local);
+        self.add_experts(&worker.phase(ADD_EXPERTS, tiles(down.tile_count())), experts, buffers, local);
     }
 
     /// Adds the product of `matrix` and `input` to the residual stream: at once, or after a norm, if there is a `gain`.

@@ -5,7 +5,7 @@ use crate::arch::description::Family;
 use crate::arch::{describe, keys::Keys, llama, roles::Role, FAMILIES};
 use crate::attention::cache::{CacheShape, KvCache};
 use crate::attention::patterns::{Pattern, PromptAttention};
-use crate::fixture::{tensors_of, GgufWriter, TempFile};
+use crate::fixture::{tensors_of, GgufWriter, TempFile, EXPERT_KEYS};
 use crate::forward::buffers::Buffers;
 use crate::forward::decoder::Decoder;
 use crate::forward::plan::Pass;
@@ -60,7 +60,8 @@ fn weights(random: &mut Random, dtype: GgmlType, columns: usize, count: usize) -
     }
 }
 
-fn written(family: &Family, shape: &Shape) -> TempFile {
+/// A model of a family, with experts where `experts` says so.
+fn written(family: &Family, shape: &Shape, experts: bool) -> TempFile {
     let mut model = GgufWriter::new();
     model.set("general.architecture", Value::String(family.name.into()));
     let key = |name: &str| format!("{}.{name}", family.name);
@@ -81,13 +82,22 @@ fn written(family: &Family, shape: &Shape) -> TempFile {
     ] {
         model.set(&format!("{}.{key}", family.name), Value::U32(value as u32));
     }
+    for (key, value) in EXPERT_KEYS.iter().filter(|_| experts) {
+        model.set(&format!("{}.{key}", family.name), Value::U32(*value));
+    }
+    // The widths of experts and of the one that all rows use are those of the shape, as rows are whole blocks.
+    if experts {
+        for key in ["expert_feed_forward_length", "expert_shared_feed_forward_length"] {
+            model.set(&format!("{}.{key}", family.name), Value::U32(shape.n_ff as u32));
+        }
+    }
     let embedding = [shape.n_embd as u64, VOCABULARY as u64];
     let header = model.clone().tensor(&Role::Embedding.to_string(), GgmlType::F32, &embedding).file();
     let header = GgufFile::open(header.path()).unwrap();
     let config = (family.config)(&Keys::new(&header).unwrap()).unwrap();
     let mut random = Random::new(1);
     for (name, in_file) in tensors_of(family, &config) {
-        let whole_blocks = in_file.len() > 1 && in_file[0].is_multiple_of(32);
+        let whole_blocks = in_file.len() > 1 && in_file[0].is_multiple_of(32) && !name.contains("ffn_gate_inp");
         let dtype = match shape.dtype {
             dtype if whole_blocks || dtype == GgmlType::F16 && in_file.len() > 1 => dtype,
             _ => GgmlType::F32,
@@ -141,9 +151,10 @@ fn any_number_of_workers_gives_the_same_bits_and_no_overlaps() {
     // Rows of two sequences, and whether the first one leaves blocks out.
     let passes =
         [([70, 3], false), ([1, 1], false), ([9, 0], false), ([150, 60], true), ([3, 80], false), ([1, 0], false)];
-    let families = FAMILIES[1..].iter().map(|family| (family, &SHAPES[0]));
-    for (family, shape) in SHAPES.iter().map(|shape| (&llama::FAMILY, shape)).chain(families) {
-        let file = written(family, shape);
+    let families = FAMILIES[1..].iter().map(|family| (family, &SHAPES[0], family.name.ends_with("moe")));
+    let shapes = SHAPES.iter().flat_map(|shape| [false, true].map(|experts| (&llama::FAMILY, shape, experts)));
+    for (family, shape, experts) in shapes.chain(families) {
+        let file = written(family, shape, experts);
         let file = GgufFile::open(file.path()).unwrap();
         let description = describe(&file).unwrap();
         let weights = Weights::load(&description, 1, &mut || false).unwrap();
@@ -169,7 +180,11 @@ fn any_number_of_workers_gives_the_same_bits_and_no_overlaps() {
             let (all, caches) = (all, caches);
             match &first {
                 None => first = Some((all, caches)),
-                Some(first) => assert!(*first == (all, caches), "{} {shape:?}, {planned:?} workers", family.name),
+                Some(first) => assert!(
+                    *first == (all, caches),
+                    "{} {shape:?}, experts: {experts}, {planned:?} workers",
+                    family.name
+                ),
             }
         }
     }

@@ -97,12 +97,12 @@ impl TensorInfo {
         self.range.len()
     }
 
-    /// Only `part` of it along its last dimension, which is number `dimension`: some rows of a matrix, or whole blocks of
-    /// a vector.
+    /// Only `part` of it along its last dimension, which is number `dimension`: whole blocks of a vector, some rows of a
+    /// matrix, or some matrices of a stack.
     pub fn cut(&self, dimension: usize, part: Range<usize>) -> Self {
         let bytes = |count: usize| match dimension {
             0 => count / self.dtype.block_len() * self.dtype.block_bytes(),
-            _ => count * self.row_bytes(),
+            _ => count * self.shape[1..dimension].iter().product::<usize>() * self.row_bytes(),
         };
         let mut shape = self.shape[..=dimension].to_vec();
         shape[dimension] = part.len();

@@ -5,11 +5,11 @@
 
 use crate::arch::description::Description;
 use crate::arch::roles::BlockRole::{
-    AttnK, AttnKNorm, AttnNorm, AttnOutput, AttnQ, AttnQNorm, AttnV, FfnDown, FfnGate, FfnNorm, FfnUp, PostAttnNorm,
-    PostFfnNorm,
+    AttnK, AttnKNorm, AttnNorm, AttnOutput, AttnQ, AttnQNorm, AttnV, FfnDown, FfnDownExperts, FfnGate, FfnGateExperts,
+    FfnNorm, FfnRouter, FfnUp, FfnUpExperts, PostAttnNorm, PostFfnNorm,
 };
 use crate::arch::roles::{BlockRole, Role};
-use crate::arch::tensors::{Found, Tensors};
+use crate::arch::tensors::{Found, RowOrder, Tensors};
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 use crate::gguf::types::GgmlType;
@@ -37,21 +37,39 @@ pub struct Layer {
     pub post_attn_norm: Option<Vec<f32>>,
     /// RMSNorm gains before the feed-forward layer.
     pub ffn_norm: Option<Vec<f32>>,
-    /// Gate of the feed-forward layer.
-    pub ffn_gate: Matrix,
-    /// Its other input projection.
-    pub ffn_up: Matrix,
-    /// Its output projection.
-    pub ffn_down: Matrix,
+    /// The feed-forward layer that every row goes through.
+    pub ffn: Option<FeedForward>,
+    /// Those of which a row goes through some.
+    pub experts: Option<Experts>,
     /// RMSNorm gains after the feed-forward layer.
     pub post_ffn_norm: Option<Vec<f32>>,
 }
 
 impl Layer {
-    /// Its matrices.
+    /// Its matrices, but for the router of experts.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
-        self.qkv.iter().chain([&self.attn_output, &self.ffn_gate, &self.ffn_up, &self.ffn_down])
+        let experts = self.experts.iter().flat_map(|experts| &experts.each);
+        let ffns = self.ffn.iter().chain(experts).flat_map(|FeedForward { gate, up, down }| [gate, up, down]);
+        self.qkv.iter().chain([&self.attn_output]).chain(ffns)
     }
+}
+
+/// A gated feed-forward layer.
+pub struct FeedForward {
+    /// The gate.
+    pub gate: Matrix,
+    /// The other input projection.
+    pub up: Matrix,
+    /// The output projection.
+    pub down: Matrix,
+}
+
+/// Feed-forward layers of which a row goes through some.
+pub struct Experts {
+    /// Gives each of them a logit; of floats.
+    pub router: Matrix,
+    /// All of them.
+    pub each: Vec<FeedForward>,
 }
 
 /// All weights of a model.
@@ -82,6 +100,7 @@ impl Weights {
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(description: &Description<'_>, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
         let Description { file, config, tensors, .. } = description;
+        check_routers(file, tensors)?;
         let output = if tensors.get(Role::Output).is_some() { Role::Output } else { Role::Embedding };
         let Packed { matrices, bytes, bounds, identity } = pack_all(file, tensors, output, threads, poll)?;
         let mut loader = Loader { file, tensors, matrices, identity };
@@ -103,7 +122,7 @@ impl Weights {
 struct Loader<'a> {
     file: &'a GgufFile,
     tensors: &'a Tensors<'a>,
-    matrices: BTreeMap<Role, Matrix>,
+    matrices: BTreeMap<Role, Vec<Matrix>>,
     identity: Identity,
 }
 
@@ -118,11 +137,32 @@ impl Loader<'_> {
             attn_output: self.product(index, AttnOutput)?,
             post_attn_norm: self.optional(role(PostAttnNorm))?,
             ffn_norm: self.optional(role(FfnNorm))?,
-            ffn_gate: self.product(index, FfnGate)?,
-            ffn_up: self.product(index, FfnUp)?,
-            ffn_down: self.product(index, FfnDown)?,
+            ffn: self.feed_forward(index)?,
+            experts: self.experts(index)?,
             post_ffn_norm: self.optional(role(PostFfnNorm))?,
         })
+    }
+
+    /// The feed-forward layer of a block, if it has one beside experts.
+    fn feed_forward(&mut self, index: usize) -> Result<Option<FeedForward>> {
+        if self.tensors.get(Role::Block(index, FfnGate)).is_none() {
+            return Ok(None);
+        }
+        let [gate, up, down] =
+            [self.product(index, FfnGate)?, self.product(index, FfnUp)?, self.product(index, FfnDown)?];
+        Ok(Some(FeedForward { gate, up, down }))
+    }
+
+    /// The experts of a block, if it has any.
+    fn experts(&mut self, index: usize) -> Result<Option<Experts>> {
+        if self.tensors.get(Role::Block(index, FfnRouter)).is_none() {
+            return Ok(None);
+        }
+        let router = self.matrix(Role::Block(index, FfnRouter))?;
+        let [gates, ups, downs] =
+            [FfnGateExperts, FfnUpExperts, FfnDownExperts].map(|role| self.stack(Role::Block(index, role)));
+        let each = gates?.into_iter().zip(ups?).zip(downs?);
+        Ok(Some(Experts { router, each: each.map(|((gate, up), down)| FeedForward { gate, up, down }).collect() }))
     }
 
     /// A matrix of a block with its bias.
@@ -132,6 +172,11 @@ impl Loader<'_> {
     }
 
     fn matrix(&mut self, role: Role) -> Result<Matrix> {
+        self.stack(role)?.pop().ok_or_else(|| self.tensors.missing(role))
+    }
+
+    /// All matrices of a stack.
+    fn stack(&mut self, role: Role) -> Result<Vec<Matrix>> {
         self.matrices.remove(&role).ok_or_else(|| self.tensors.missing(role))
     }
 
@@ -157,9 +202,22 @@ impl Loader<'_> {
     }
 }
 
+/// Refuses routers that could give no meaningful order: quantised ones, and those with NaN or infinities.
+fn check_routers(file: &GgufFile, tensors: &Tensors<'_>) -> Result<()> {
+    for (_, Found { info, .. }) in tensors.matrices().filter(|(role, _)| matches!(role, Role::Block(_, FfnRouter))) {
+        if let Some(value) = floats(file, info)?.iter().find(|value| !value.is_finite()) {
+            return Err(file.metadata().error(format_args!(
+                "tensor `{}` holds {value}, so it cannot choose experts; the file is damaged",
+                info.name
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Resident bytes of the matrices of a decoder, once they are packed.
 pub fn weight_bytes(tensors: &Tensors<'_>) -> usize {
-    tensors.matrices().map(|(_, Found { info, .. })| Places::new(info, 0).end).sum()
+    tensors.matrices().flat_map(|(_, found)| found.matrices()).map(|info| Places::new(&info, 0).end).sum()
 }
 
 /// Where the parts of a matrix lie in the arena, in whole cache lines.
@@ -182,7 +240,8 @@ impl Places {
 
 /// All matrices, packed into one arena.
 struct Packed {
-    matrices: BTreeMap<Role, Matrix>,
+    /// Those of each role: one, or all of a stack.
+    matrices: BTreeMap<Role, Vec<Matrix>>,
     /// Bytes of the arena.
     bytes: usize,
     /// Of the output projection.
@@ -198,10 +257,13 @@ fn pack_all(
     threads: usize,
     poll: &mut dyn FnMut() -> bool,
 ) -> Result<Packed> {
-    let infos: Vec<(Role, &Found)> = tensors.matrices().collect();
+    let of_role = |(role, found): (Role, &'_ Found)| {
+        found.matrices().map(|info| (role, info, found.order)).collect::<Vec<(Role, TensorInfo, RowOrder)>>()
+    };
+    let infos: Vec<_> = tensors.matrices().flat_map(of_role).collect();
     let mut end = 0;
     let mut places = Vec::with_capacity(infos.len());
-    for (_, Found { info, .. }) in &infos {
+    for (_, info, _) in &infos {
         let place = Places::new(info, end);
         end = place.end;
         places.push(place);
@@ -212,13 +274,13 @@ fn pack_all(
         bytes: end,
         way_out: "close other programs, or take a smaller model or one with fewer bits a weight",
     })?;
-    let mut hashes: Vec<Vec<u64>> = infos.iter().map(|(_, found)| vec![0; tiles(&found.info)]).collect();
-    let bounded = infos.iter().find(|(role, found)| *role == output && !found.info.dtype.is_float());
-    let mut bounds = vec![[0.0; TILE]; bounded.map_or(0, |(_, found)| tiles(&found.info))];
+    let mut hashes: Vec<Vec<u64>> = infos.iter().map(|(_, info, _)| vec![0; tiles(info)]).collect();
+    let bounded = infos.iter().find(|(role, info, _)| *role == output && !info.dtype.is_float());
+    let mut bounds = vec![[0.0; TILE]; bounded.map_or(0, |(_, info, _)| tiles(info))];
 
     let (mut free, mut free_bounds) = (&mut arena[..], &mut bounds[..]);
     let mut packings = Vec::with_capacity(infos.len());
-    for (((role, Found { info, order, .. }), place), hashes) in infos.iter().zip(&places).zip(&mut hashes) {
+    for (((role, info, order), place), hashes) in infos.iter().zip(&places).zip(&mut hashes) {
         let (own, rest) = free.split_at_mut(place.end - place.quants.start);
         let (quants, scales) = own.split_at_mut(place.scales.start - place.quants.start);
         free = rest;
@@ -235,18 +297,22 @@ fn pack_all(
     pack(file, packings, threads, poll)?;
 
     let mut identity = Identity::default();
-    for ((role, found), hashes) in infos.iter().zip(&hashes) {
-        identity.set_hashed(role, &found.info, hashes);
+    let mut hashes = hashes.into_iter();
+    for (role, found) in tensors.matrices() {
+        let own: Vec<u64> = found.matrices().zip(&mut hashes).flat_map(|(_, hashes)| hashes).collect();
+        identity.set_hashed(role, &found.info, &own);
     }
     let arena = Arc::new(arena.make_read_only().map_err(|source| Error::io(file.path(), source))?);
-    let matrix = |((role, Found { info, .. }), Places { quants, scales, .. }): ((Role, &Found), Places)| {
+    let mut matrices: BTreeMap<Role, Vec<Matrix>> = BTreeMap::new();
+    for ((role, info, _), Places { quants, scales, .. }) in infos.iter().zip(places) {
         let (dtype, rows, columns) = (info.dtype, info.rows(), info.columns());
-        (role, Matrix { dtype, rows, columns, bias: None, arena: arena.clone(), quants, scales })
-    };
-    Ok(Packed { matrices: infos.into_iter().zip(places).map(matrix).collect(), bytes: end, bounds, identity })
+        let matrix = Matrix { dtype, rows, columns, bias: None, arena: arena.clone(), quants, scales };
+        matrices.entry(*role).or_default().push(matrix);
+    }
+    Ok(Packed { matrices, bytes: end, bounds, identity })
 }
 
-/// A float tensor as f32; norms and biases are F32 in practice, F16 and BF16 are taken too.
+/// A float tensor as f32; norms, biases and routers are F32 in practice, F16 and BF16 are taken too.
 fn floats(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
     let values = file.data(info).chunks_exact(info.dtype.block_bytes());
     Ok(match info.dtype {
@@ -255,7 +321,7 @@ fn floats(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
         GgmlType::BF16 => values.map(|b| bytemuck::pod_read_unaligned::<bf16>(b).to_f32()).collect(),
         other => {
             return Err(file.metadata().error(format_args!(
-                "tensor `{}` has type {}, but norms and biases must be F32, F16 or BF16",
+                "tensor `{}` has type {}, but norms, biases and routers must be F32, F16 or BF16",
                 info.name,
                 other.name()
             )))

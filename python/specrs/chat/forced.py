@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from re import escape
+from reprlib import repr as shortened
 from typing import Any
 
 from ..structured.grammar import Grammar
@@ -41,7 +42,12 @@ def call_grammar(
             "tool_choice cannot force a call: how replies call tools is not known of the chat "
             "template of this model; leave it at 'auto'"
         )
-    for name in tools:
+    for name, schema in tools.items():
+        if schema is not None and not _describes_an_object(schema):
+            raise ValueError(
+                f"tool_choice cannot force a call of {name!r}: its parameters must be a JSON "
+                f"schema of an object, not {shortened(schema)}"
+            )
         if form.body != "json" and not (name and NAME.fullmatch(name)):
             raise ValueError(
                 f"tool_choice cannot force a call of {name!r}: as this model writes calls, a name "
@@ -90,7 +96,7 @@ class _Rules:
             yield from _xml(i, name, schema)
             return
         if form.body == "json":
-            head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.key}": '
+            head = f'{{"name": {_quoted(name)}, "{form.key}": '
             yield f'tool_{i}: {_text(head)} arguments_{i} "}}"'
         else:
             id_, arguments = form.named
@@ -119,17 +125,16 @@ class _Rules:
 def _xml(i: int, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     """Give the rules of a tool whose parameters are elements, in the order of the schema."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    required = schema.get("required") or ()
     parts = []
-    for n, (key, of) in enumerate((schema.get("properties") or {}).items()):
+    for n, (key, of) in enumerate(schema.get("properties", {}).items()):
         part, value = f"parameter_{i}_{n}", f"value_{i}_{n}"
-        parts.append(part if key in required else f"{part}?")
+        parts.append(part if key in schema.get("required", []) else f"{part}?")
         begin, end = _text(f"<parameter={key}>\n"), _text("\n</parameter>\n")
         if not is_text_only(of):
             yield f"{part}: {begin} {value} {end}"
             yield f"{value}: {_json({**of, **shared})}"
         elif values := choices(of):
-            yield f"{part}: {begin} ({' | '.join(map(json.dumps, values))}) {end}"
+            yield f"{part}: {begin} ({' | '.join(map(_quoted, values))}) {end}"
         else:
             yield f"{part}: {begin} {value}"
             yield f"{value}[suffix={end}]: /(?s:.*)/"
@@ -137,10 +142,20 @@ def _xml(i: int, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     yield f'tool_{i}: {head} {" ".join(parts)} "</function>"'
 
 
-def _closed(schema: Any) -> dict[str, Any]:
+def _describes_an_object(schema: Any) -> bool:
+    return (
+        isinstance(schema, dict)
+        and schema.get("type", "object") == "object"
+        and isinstance(schema.get("properties", {}), dict)
+        and isinstance(schema.get("required", []), list)
+    )
+
+
+def _closed(schema: dict[str, Any] | None) -> dict[str, Any]:
     """Return the schema of all arguments, without any that it does not name."""
-    if not isinstance(schema, dict) or not schema:
+    if not schema:
         return _NOTHING
+    schema = {"type": "object", **schema}
     if "properties" in schema and not {"additionalProperties", "patternProperties"} & {*schema}:
         return {**schema, "additionalProperties": False}
     return schema
@@ -152,4 +167,8 @@ def _json(schema: Mapping[str, Any]) -> str:
 
 def _text(text: str) -> str:
     """Return a text as rules quote it; nothing if it is empty."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return _quoted(text) if text else ""
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -14,7 +14,7 @@ from ..files import json_lines
 from ..llama import Llama
 from ..sampling import Sampling
 from ..serving.batch import Batch
-from ..serving.many import WINDOW, Many, Progress
+from ..serving.many import WINDOW, Many, Progress, order
 from ..serving.request import Request
 
 OWN = ("max_tokens", "stop")
@@ -63,26 +63,28 @@ def generate_lines(
     left = [line for line in lines if key_of(line.id) not in finished]
     failed = 0
     batch = llm.batch(max_requests=max_requests, cache_bytes=cache_bytes)
-    many = Many(batch, _adder(batch, options), left, WINDOW * max_requests, {})
+    add, window = _adder(batch, options), WINDOW * max_requests
+    many = Many(batch, add, left, window, {}, key=lambda line: order(_asked(line)))
     progress = Progress(len(left), shown=True)
     with target.open("ab") as out:
         try:
-            for number, _ in many.run():
-                line, completion = left[number], many.results[number]
-                progress.update(completion)
+            for number, _, outcome in many.run():
+                if outcome is None:  # cancelled
+                    continue
+                line = left[number]
+                progress.update(outcome)
                 result: dict[str, Any] = {"id": line.id}
-                if completion is None:
+                if isinstance(outcome, Exception):
                     failed += 1
-                    result["error"] = _message(many.errors.pop(number))
+                    result["error"] = _message(outcome)
                 else:
-                    result["text"] = completion.text
-                    if completion.reasoning is not None:
-                        result["reasoning"] = completion.reasoning
-                    result["finish_reason"] = completion.finish_reason
-                    stats, many.results[number] = completion.stats, None
+                    result["text"] = outcome.text
+                    if outcome.reasoning is not None:
+                        result["reasoning"] = outcome.reasoning
+                    result["finish_reason"] = outcome.finish_reason
                     result["usage"] = {
-                        "prompt_tokens": stats.prompt_tokens,
-                        "completion_tokens": stats.tokens_generated,
+                        "prompt_tokens": outcome.stats.prompt_tokens,
+                        "completion_tokens": outcome.stats.tokens_generated,
                     }
                 result["options"] = line.digest
                 out.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
@@ -90,6 +92,11 @@ def generate_lines(
         finally:
             progress.close()
     return len(left) - failed, len(finished), failed
+
+
+def _asked(line: Line) -> Any:
+    """Return the prompt or the messages of a line."""
+    return line.values.get("prompt", line.values.get("messages"))
 
 
 def read_lines(source: Path, common: str) -> list[Line]:

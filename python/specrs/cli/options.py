@@ -188,7 +188,7 @@ def grammar_of(schema: Path | None, rules: Path | None, pattern: str | None) -> 
         if rules is not None:
             return Grammar.lark(text_of(rules))
         return None if pattern is None else Grammar.regex(pattern)
-    except ValueError as error:
+    except (ModuleNotFoundError, ValueError) as error:
         where = "--regex" if pattern is not None else str(schema or rules)
         raise ValueError(f"{where}: {error}") from None
 

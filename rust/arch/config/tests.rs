@@ -69,7 +69,7 @@ fn refusals_name_their_reason() {
             "architecture \"deepseek2\" is not supported (supported: \"llama\"",
         ),
         ("general.type", string("adapter"), "holds a \"adapter\""),
-        ("llama.expert_count", Value::U32(8), "mixture of 8 experts"),
+        ("llama.expert_count", Value::U32(8), "`llama.expert_used_count` is missing"),
         ("llama.block_count", Value::U32(0), "`llama.block_count` must be from 1 to"),
         ("llama.block_count", Value::U64(u64::MAX), "`llama.block_count` must be from 1 to"),
         ("llama.block_count", string("two"), "`llama.block_count` must be an integer"),

@@ -39,22 +39,12 @@ PYTHON_ORDER = {
         "serving",
         "llama",
         "__init__",
+        "server",
         "cli",
         "__main__",
     ],
     "structured": ["grammar", "constraint", "compiler", "__init__"],
     "attention": ["patterns", "choice", "fidelity", "compare", "__init__"],
-    "speculation": [
-        "drafters",
-        "suffix",
-        "draft_model",
-        "forced",
-        "length",
-        "propose",
-        "costs",
-        "adaptive",
-        "__init__",
-    ],
     "decoding": ["verify", "step", "loop", "generate", "stats", "trace", "replay", "__init__"],
     "chat": [
         "origin",
@@ -92,23 +82,22 @@ PYTHON_ORDER = {
         "__init__",
     ],
     "models": ["known", "cache", "packages", "hub", "__init__"],
-    "cli": [
-        "display",
-        "options",
-        "decoding",
-        "conversation",
-        "chat",
-        "files",
-        "lines",
-        "generate",
-        "score",
-        "demo",
-        "bench",
-        "measure",
-        "app",
-        "__init__",
-    ],
 }
+# fmt: off
+PYTHON_ORDER["speculation"] = [
+    "drafters", "suffix", "draft_model", "forced", "length", "propose", "costs",
+    "adaptive", "__init__",
+]
+PYTHON_ORDER["cli"] = [
+    "display", "options", "decoding", "conversation", "chat", "files", "lines",
+    "generate", "score", "demo", "bench", "measure", "serve", "app", "__init__",
+]
+PYTHON_ORDER["server"] = [
+    "settings", "errors", "parameters", "metrics", "engine", "exchange", "logprobs",
+    "replies", "choices", "options", "structured", "chat", "completions", "tokens",
+    "native", "access", "app", "connections", "process", "__init__",
+]
+# fmt: on
 
 # Of the standard library: loaded when they are needed, never by `import specrs`.
 HEAVY_MODULES = {"asyncio", "email", "hashlib", "http.client", "importlib.metadata", "subprocess"}

@@ -21,6 +21,7 @@ from .files import inspect, pull
 from .generate import generate
 from .measure import bench, sparse_check
 from .score import score
+from .serve import serve
 
 app = typer.Typer(
     help="Run quantised models on this CPU, with lossless speculative decoding.",
@@ -43,7 +44,7 @@ def root(
         raise typer.Exit(2)
 
 
-for command in (chat, generate, score, pull, inspect, demo, sparse_check, bench):
+for command in (chat, generate, serve, score, pull, inspect, demo, sparse_check, bench):
     app.command()(command)
 
 

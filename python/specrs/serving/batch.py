@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._specrs import Session
-from ..arguments import checked_bool, checked_count, checked_positive
+from ..arguments import checked_bool, checked_count, checked_int, checked_positive
 from ..completion import Stream
 from ..decoding.loop import Generation
 from ..options import RequestOptionsOfChat, RequestOptionsOfText, check_options
@@ -64,6 +64,8 @@ class BatchStats:
         rows: Rows of these passes.
         prefill_rows: Rows of prompts among them.
         seconds: Time of these passes.
+        running: Requests that run now.
+        waiting: Those that wait, paused ones included.
         cache_bytes: What caches and kept prefixes take now.
         peak_cache_bytes: The most they took.
     """
@@ -80,6 +82,8 @@ class BatchStats:
     rows: int = 0
     prefill_rows: int = 0
     seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
     cache_bytes: int = 0
     peak_cache_bytes: int = 0
 
@@ -107,6 +111,7 @@ class Batch:
         max_requests: int = 16,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        on_step: Callable[[Collection[Event]], object] | None = None,
     ) -> None:
         self.max_requests = checked_positive("max_requests", max_requests)
         keep = checked_bool("prefix_cache", prefix_cache)
@@ -137,12 +142,14 @@ class Batch:
         self._thread: threading.Thread | None = None  # there is one while there is work
         self._closing = False
         self._failure: BaseException | None = None
+        self._on_step = on_step
 
     def add(
         self,
         prompt: str | Iterable[int],
         *,
         cache_salt: Hashable = None,
+        priority: int = 0,
         **options: Unpack[RequestOptionsOfText],
     ) -> Request:
         """Add a prompt; from any thread. Its arguments are checked here.
@@ -151,6 +158,7 @@ class Batch:
             prompt: Text or token ids.
             cache_salt: Nothing of the prompt is shared with requests of another salt, so that their
                 times tell them nothing of it.
+            priority: Of those that wait, requests with a lower one are begun first.
             **options: As for `Llama.stream`, without `session`. `draft_length=AdaptiveLength(...)`,
                 the default, is decided for all requests together, up to its `max_length`.
 
@@ -158,14 +166,19 @@ class Batch:
         RuntimeError once the batch is closed.
         """
         check_request_options("add", options, RequestOptionsOfText)
-        return self._add(self._llm.stream, prompt, cache_salt, dict(options))
+        return self._add(self._llm.stream, prompt, cache_salt, priority, dict(options))
 
     def add_chat(
-        self, messages: Any, *, cache_salt: Hashable = None, **options: Unpack[RequestOptionsOfChat]
+        self,
+        messages: Any,
+        *,
+        cache_salt: Hashable = None,
+        priority: int = 0,
+        **options: Unpack[RequestOptionsOfChat],
     ) -> Request:
         """Add a conversation to reply to; otherwise as `add`."""
         check_request_options("add_chat", options, RequestOptionsOfChat)
-        return self._add(self._llm.stream_chat, messages, cache_salt, dict(options))
+        return self._add(self._llm.stream_chat, messages, cache_salt, priority, dict(options))
 
     @property
     def stats(self) -> BatchStats:
@@ -178,9 +191,16 @@ class Batch:
             rows=steps.rows,
             prefill_rows=steps.prefill_rows,
             seconds=steps.seconds,
+            running=len(steps.scheduler.running),
+            waiting=len(steps.scheduler.waiting) + len(self._added),
             cache_bytes=pages.used * self._page_bytes,
             peak_cache_bytes=pages.most * self._page_bytes,
         )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the thread before its time, and with it every request; None if nothing did."""
+        return self._failure
 
     def cancel(self) -> None:
         """Cancel all requests that are not over."""
@@ -228,13 +248,19 @@ class Batch:
         return f"<Batch of {stats.requests} requests, {over} over, {cache}{closed}>"
 
     def _add(
-        self, prepare: Callable[..., Stream], prompt: Any, salt: Hashable, options: dict[str, Any]
+        self,
+        prepare: Callable[..., Stream],
+        prompt: Any,
+        salt: Hashable,
+        priority: int,
+        options: dict[str, Any],
     ) -> Request:
         self.check()
         try:
             hash(salt)
         except TypeError:
             raise TypeError(f"cache_salt must be hashable, such as text, not {salt!r}") from None
+        priority = checked_int("priority", priority)
         stream = prepare(prompt, **options)
         generation = stream.generation
         extra = self._extra_pages(generation)
@@ -242,7 +268,8 @@ class Batch:
             self.check()
             if self._closing:
                 raise RuntimeError("the batch is closed; make a new one with llm.batch()")
-            sequence = self._steps.prepare(next(self._numbers), generation, salt, extra)
+            number = next(self._numbers)
+            sequence = self._steps.prepare(number, generation, salt, extra, priority)
             request = Request(stream, sequence, self._check_waiting)
             if stream.finish_reason is not None:  # there is nothing to do
                 request._end()
@@ -360,6 +387,8 @@ class Batch:
                 with self._changed:
                     del self._requests[sequence]
         wake(called)
+        if self._on_step is not None:
+            self._on_step(events)
 
 
 def check_request_options(method: str, options: Mapping[str, Any], known: type) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..completion import Completion, Stream
 from ..decoding.stats import Stats
+from ..decoding.step import FinishReason
 from ..text import Chunk
 from .sequence import Sequence
 
@@ -46,6 +47,11 @@ class Request:
     def done(self) -> bool:
         """Whether it is over."""
         return self._done
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it runs, and where something went wrong."""
+        return self._stream.finish_reason
 
     def cancel(self) -> None:
         """End it before its next step; what is there stays. Nothing happens if it is over."""
@@ -96,10 +102,14 @@ class Request:
         yield from self._wait_async(self._enders, None).__await__()
         return self._outcome()
 
+    async def more(self, taken: int) -> None:
+        """Wait until there are more than `taken` chunks, or it is over."""
+        await self._wait_async(self._waiters, taken)
+
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         at = 0
         while True:
-            await self._wait_async(self._waiters, at)
+            await self.more(at)
             chunks = self.chunks(at)
             at += len(chunks)
             for chunk in chunks:

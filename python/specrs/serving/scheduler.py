@@ -58,6 +58,12 @@ class Scheduler:
                 f"{total * PAGE}; lower max_tokens or raise cache_bytes"
             )
 
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a sequence wait: by priority, and of one priority in the order of arrival."""
+        turn = sequence.priority, sequence.number
+        earlier = sum((other.priority, other.number) < turn for other in self.waiting)
+        self.waiting.insert(earlier, sequence)
+
     def admit(self, now: float) -> list[Sequence]:
         """Let waiting sequences run, as far as there is room; return them."""
         admitted: list[Sequence] = []
@@ -148,8 +154,7 @@ class Scheduler:
         self.paused += 1
         self.running.remove(sequence)
         self._caches.close(sequence)
-        earlier = sum(waiting.number < sequence.number for waiting in self.waiting)
-        self.waiting.insert(earlier, sequence)
+        self.enqueue(sequence)
 
     def _fail(self, sequence: Sequence) -> None:
         positions = self._caches.total * PAGE

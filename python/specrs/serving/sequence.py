@@ -24,6 +24,7 @@ class Sequence:
         generation: What to generate, and how.
         arrived: When it came, in seconds.
         salt: It shares what is kept with others of the same salt only.
+        priority: Who waits with a lower one is admitted first.
         extra_pages: Pages that its drafter takes for as long as it runs.
         tokens: Ids so far, prompt included.
         loop: The generation as it runs; None before the first admission.
@@ -45,6 +46,7 @@ class Sequence:
     generation: Generation
     arrived: float
     salt: Hashable = None
+    priority: int = 0
     extra_pages: int = 0
     tokens: list[int] = field(default_factory=list)
     loop: Generator[Proposal | Evaluation | Step, Answer] | None = None

@@ -89,7 +89,12 @@ class Steps:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def prepare(
-        self, number: int, generation: Generation, salt: Hashable = None, extra_pages: int = 0
+        self,
+        number: int,
+        generation: Generation,
+        salt: Hashable = None,
+        extra_pages: int = 0,
+        priority: int = 0,
     ) -> Sequence:
         """Return a sequence to `add`; from any thread.
 
@@ -100,13 +105,13 @@ class Steps:
         if isinstance(generation.length, AdaptiveLength):
             length = SharedLength(self.drafts, generation.length.max_length)
             generation = replace(generation, length=length)
-        sequence = Sequence(number, generation, self._clock(), salt, extra_pages)
+        sequence = Sequence(number, generation, self._clock(), salt, priority, extra_pages)
         self.scheduler.check(sequence)
         return sequence
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence."""
-        self.scheduler.waiting.append(sequence)
+        self.scheduler.enqueue(sequence)
 
     def forget(self) -> None:
         """Give back everything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,6 +14,7 @@ from ..text import Chunk
 from .batch import Batch, check_request_options
 from .cost import PassCost
 from .many import WINDOW, BatchError, BatchInterrupted, Many, Progress, collected, lists_of
+from .step import Event
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +36,7 @@ class ManyTexts:
         max_requests: int = 16,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        on_step: Callable[[Collection[Event]], object] | None = None,
     ) -> Batch:
         """Return a batch: requests from any thread that share every pass over the weights.
 
@@ -48,6 +50,8 @@ class ManyTexts:
                 earlier ones; None is half of what is available now.
             prefix_cache: Keep prompts and replies as long as there is room, so that what later
                 requests begin with is not evaluated again.
+            on_step: Called in the thread of the batch after every step, with what it brought to
+                each request; it must be quick, and what it raises ends the batch.
 
         Raises TypeError or ValueError for arguments out of range.
         """
@@ -58,6 +62,7 @@ class ManyTexts:
             max_requests=max_requests,
             cache_bytes=cache_bytes,
             prefix_cache=prefix_cache,
+            on_step=on_step,
         )
 
     @overload

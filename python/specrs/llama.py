@@ -60,9 +60,8 @@ class Llama(ManyTexts):
             candle it decides, and the attribute `threads` says nothing.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
-    Raises OSError if the file cannot be read, GgufError if it is malformed or not supported,
-    MemoryError if there is no room for the weights, and ValueError for an argument out of range.
-
+    Raises OSError if the file cannot be read, GgufError if it cannot be run, MemoryError if there
+    is no room for the weights, and ValueError for an argument out of range.
     >>> llm = Llama(specrs.pull("smollm2-135m"))
     >>> llm.generate("The capital of France is", max_tokens=8).text
     """
@@ -96,11 +95,13 @@ class Llama(ManyTexts):
 
     @property
     def passes(self) -> tuple[int, int]:
-        """Passes over the weights so far, and how many of them ran on fewer than `threads` threads.
-
-        That happens while other processes hold the cores; it changes the speed, never a bit.
-        """
+        """Passes over the weights so far, and how many ran on fewer threads, as cores were held."""
         return self._model.passes
+
+    @property
+    def expert_rows(self) -> npt.NDArray[np.uint64] | None:
+        """How many rows went to each expert so far, [layers, experts]; None without experts."""
+        return self._model.expert_rows
 
     @cached_property
     def metadata(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from typing import Any
 
 import specrs
 from report import processor
+from specrs.files import json_lines
 
 TEXTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
 RESULTS = Path(__file__).parent / "results"
@@ -43,15 +44,18 @@ class Watch:
         self.added = perf_counter()
         self.times: list[float] = []
         self.tokens: list[int] = []  # made until then
+        self._seen = 0
         request.notify(self.note, 0)
 
     def note(self) -> None:
         """Note the time; in the thread of the batch."""
-        chunks = self.request.chunks()
+        chunks = self.request.chunks(self._seen)
+        self._seen += len(chunks)
         self.times.append(perf_counter())
-        self.tokens.append(sum(len(chunk.tokens) for chunk in chunks))
-        if not self.request.over(len(chunks)):
-            self.request.notify(self.note, len(chunks))
+        made = sum(len(chunk.tokens) for chunk in chunks)
+        self.tokens.append(made + (self.tokens[-1] if self.tokens else 0))
+        if not self.request.over(self._seen):
+            self.request.notify(self.note, self._seen)
 
     @property
     def gaps(self) -> list[float]:
@@ -152,7 +156,7 @@ def shared(llm: specrs.Llama, counts: Sequence[int], rounds: int) -> dict[str, F
 
 def drafts(llm: specrs.Llama, counts: Sequence[int], rounds: int) -> dict[str, Figures]:
     """Measure what drafts bring."""
-    texts = [json.loads(line)["prompt"] for line in TEXTS.read_text().splitlines()]
+    texts = [json.loads(line)["prompt"] for _, line in json_lines(TEXTS.read_bytes())]
     options: dict[str, Any] = {"max_tokens": 64}
     table: dict[str, Figures] = {}
     for count in counts:

@@ -21,6 +21,7 @@ import numpy as np
 
 import specrs
 from derive import drop_layers
+from specrs.files import json_lines
 
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "spec_bench_60.jsonl"
 PROMPT_TOKENS, NEW_TOKENS = 1000, 96
@@ -70,7 +71,7 @@ def main() -> None:
 
     path = specrs.pull(arguments.model)
     llm = specrs.Llama(path)
-    prompts = [json.loads(line) for line in PROMPTS.read_text().splitlines()][: arguments.limit]
+    prompts = [json.loads(line) for _, line in json_lines(PROMPTS.read_bytes())][: arguments.limit]
     plain_seconds = 0.0
     with tempfile.TemporaryDirectory() as folder:
         draft = specrs.Llama(drop_layers(path, Path(folder) / "draft.gguf", DROPPED_LAYERS))

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from specrs import FixedLength, PromptLookup, Sampling, SuffixDecoding
 from specrs.decoding.generate import steps
 from specrs.decoding.loop import Generation
+from specrs.serving.cost import PassCost
 from specrs.serving.pages import Pages
 from specrs.serving.step import Steps
-from specrs.speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
 
 SETTINGS = {
     "greedy": Sampling(),
@@ -139,7 +139,7 @@ def batch_ms(rows: npt.NDArray[np.float32], sampling: Sampling, count: int) -> f
         Pages(10_000),
         max_requests=count,
         keep_prefixes=False,
-        cost=MeasuredCost(ASSUMED_OF_PASSES),
+        cost=PassCost(),
     )
     for number in range(count):
         generation = generation_of(rows, sampling, drafter=None)

@@ -81,8 +81,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="prompts that an actor gets at once")
     parser.add_argument("--max-tokens", type=int, default=128)
     given = parser.parse_args()
-    rows = ray.data.read_json(os.path.abspath(given.prompts), lines=True)  # noqa: PTH100
-    rows = rows.repartition(max(1, 4 * given.actors))
+    # Where the actors have all cores, whoever reads and writes would wait for one for ever.
+    free = {"num_cpus": 0}
+    rows = ray.data.read_json(
+        os.path.abspath(given.prompts),  # noqa: PTH100
+        lines=True,
+        override_num_blocks=max(1, 4 * given.actors),
+        ray_remote_args=free,
+    )
     done = rows.map_batches(
         Generator,
         fn_constructor_args=(given.model, given.cores, {"max_tokens": given.max_tokens}),
@@ -90,7 +96,7 @@ def main() -> None:
         batch_size=given.batch,
         num_cpus=given.cores,
     )
-    done.write_json(os.path.abspath(given.results))  # noqa: PTH100
+    done.write_json(os.path.abspath(given.results), ray_remote_args=free)  # noqa: PTH100
 
 
 if __name__ == "__main__":

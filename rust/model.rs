@@ -75,6 +75,11 @@ impl<'a> Options<'a> {
                 "a token uses {used} of the {count} experts of a block, and so reads {read:.2} GB of {all:.2} GB"
             ));
         }
+        let unread = description
+            .unread
+            .iter()
+            .map(|name| format!("metadata `{name}` is not known to this family and has no effect"));
+        notes.extend(unread);
         Ok(Checked { description, device: self.device, n_ctx, threads, notes })
     }
 }

@@ -364,10 +364,10 @@ class Tokenizer:
         left = text.encode()
         while left:
             fitting = [i for i in usable if self._bytes[i] and left.startswith(self._bytes[i])]
-            if not fitting:
+            if not fitting and not parse_special:  # who asks for marks may ask for any
                 raise ValueError(f"the toy vocabulary cannot spell {left!r}")
-            ids.append(max(fitting, key=lambda i: len(self._bytes[i])))
-            left = left[len(self._bytes[ids[-1]]) :]
+            ids.append(max(fitting, key=lambda i: len(self._bytes[i]), default=self.n_vocab))
+            left = left[len(self._bytes[ids[-1]]) if fitting else 1 :]
         return ids
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:

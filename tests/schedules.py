@@ -8,6 +8,7 @@ from typing import Any
 
 from specrs import Completion, Llama
 from specrs.completion import Stream
+from specrs.serving.cost import Cost
 from specrs.serving.pages import Pages
 from specrs.serving.sequence import Sequence as Running
 from specrs.serving.step import Steps
@@ -20,10 +21,10 @@ class Costs:
 
     rows: int
 
-    def __call__(self, rows: int) -> float:
+    def __call__(self, rows: int, seen: int = 0) -> float:
         return max(1.0, 4.0 * rows / (self.rows + 8))
 
-    def update(self, rows: int, seconds: float) -> None:
+    def update(self, rows: int, seen: int, seconds: float) -> None:
         """Learn nothing."""
 
 
@@ -59,6 +60,7 @@ class Schedule:
         prefixes: bool = True,
         rows: int = 64,
         tick: float = 0.01,
+        cost: Cost | None = None,
     ) -> None:
         self.llm = llm
         self.wishes = wishes
@@ -69,7 +71,7 @@ class Schedule:
             self.pages,
             max_requests=max_requests,
             keep_prefixes=prefixes,
-            cost=Costs(rows),  # type: ignore[arg-type]
+            cost=Costs(rows) if cost is None else cost,
             clock=lambda: self.now,
         )
         self.tick = tick

@@ -1,61 +1,23 @@
-"""Batches and their requests: what users call, and what goes wrong there."""
+"""Batches and their requests: what users call."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_engine import toy_llama
-from specrs import (
-    Batch,
-    Completion,
-    FixedLength,
-    Llama,
-    Request,
-)
+from batches import PROMPTS, Gate, same, toy_of_batches
+from specrs import Batch, Completion, FixedLength, Llama, Request
 
-CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
-
-
-PROMPTS = ["abc", "hello", "b", "abcd", "zz top"]
+ENDLESS: dict[str, Any] = {"max_tokens": 50, "ignore_eos": True, "draft_length": FixedLength(1)}
 
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Llama:
-    return toy_llama(monkeypatch, tmp_path / "toy", n_ctx=200, order=2, chat_template=CHAT)
-
-
-def same(result: Completion, wanted: Completion) -> bool:
-    return (result.text, result.tokens, result.logprobs, result.finish_reason) == (
-        wanted.text,
-        wanted.tokens,
-        wanted.logprobs,
-        wanted.finish_reason,
-    )
-
-
-def test_so_does_a_report_of_progress(llm: Llama) -> None:
-    def stop(done: int, total: int) -> None:
-        raise KeyError("enough")
-
-    with llm.batch() as batch:
-        bad, good = batch.add("abc", progress=stop), batch.add("abc")
-        with pytest.raises(KeyError, match="enough"):
-            bad.result()
-        assert same(good.result(), llm.generate("abc"))
-
-
-def test_what_can_never_fit_is_refused_at_once(llm: Llama) -> None:
-    with llm.batch(cache_bytes=2 * 512) as batch:
-        with pytest.raises(MemoryError, match="lower max_tokens or raise cache_bytes"):
-            batch.add("a" * 100)
-        assert batch.add("abc", max_tokens=9).result().finish_reason == "length"
+    return toy_of_batches(monkeypatch, tmp_path)
 
 
 def test_requests_from_many_threads(llm: Llama) -> None:
@@ -106,24 +68,6 @@ def test_many_requests_in_one_event_loop(llm: Llama) -> None:
     with llm.batch(max_requests=2) as batch:
         results = asyncio.run(all_of(batch))
     assert all(same(r, llm.generate(p)) for r, p in zip(results, PROMPTS, strict=True))
-
-
-class Gate:
-    """A drafter that waits, so that a test can do something in the middle of a generation."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-        self.reached = threading.Event()
-        self.open = threading.Event()
-
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
-        if len(tokens) >= self.after:
-            self.reached.set()
-            assert self.open.wait(60)
-        return []
-
-
-ENDLESS: dict[str, Any] = {"max_tokens": 50, "ignore_eos": True, "draft_length": FixedLength(1)}
 
 
 def test_cancelling_keeps_what_there_is(llm: Llama) -> None:
@@ -180,41 +124,6 @@ def test_a_closed_batch_takes_nothing(llm: Llama) -> None:
     batch.close()
 
 
-def test_a_fork_is_told_that_the_thread_is_elsewhere(llm: Llama) -> None:
-    gate = Gate(after=5)
-    with llm.batch() as batch:
-        running = batch.add("abc", drafter=gate, **ENDLESS)
-        assert gate.reached.wait(60)
-        told = 0
-        if (child := os.fork()) == 0:
-            for use in (lambda: batch.add("abc"), running.result, lambda: next(iter(running))):
-                try:
-                    use()
-                except RuntimeError as error:
-                    told += "fork" in str(error)
-                except BaseException:
-                    pass
-            os._exit(told)
-        gate.open.set()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-
-
-def test_an_engine_that_fails_fails_the_request_at_fault(
-    llm: Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward_many = llm._model.forward_many
-
-    def failing(inputs: Any, *, choose: Any) -> Any:
-        inputs = list(inputs)
-        if any(7 in tokens for _, tokens, _ in inputs):
-            raise MemoryError("no room for logits")
-        return forward_many(inputs, choose=choose)
-
-    monkeypatch.setattr(llm._model, "forward_many", failing)
-    results = llm.generate_many([[5, 6], [7, 8], [9]], max_tokens=1, return_errors=True)
-    assert [type(result) for result in results] == [Completion, MemoryError, Completion]
-
-
 def test_a_request_tells_what_it_cost(llm: Llama) -> None:
     with llm.batch(max_requests=1) as batch:
         batch.add("a" * 100, max_tokens=9).result()
@@ -227,16 +136,3 @@ def test_a_request_tells_what_it_cost(llm: Llama) -> None:
     assert batch.stats.cached_tokens == 100
     assert batch.stats.cache_bytes == 0
     assert 0 < batch.stats.peak_cache_bytes <= batch.cache_bytes
-
-
-def test_a_batch_that_breaks_tells_everybody(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Any:
-        raise LookupError("a fault of ours")
-
-    with llm.batch() as batch:
-        monkeypatch.setattr(batch._steps, "step", broken)
-        request = batch.add("abc")
-        with pytest.raises(LookupError, match="a fault of ours"):
-            request.result(60)
-        with pytest.raises(RuntimeError, match="the batch has failed"):
-            batch.add("abc")

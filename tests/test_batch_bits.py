@@ -19,6 +19,8 @@ from specrs import (
     Completion,
     DraftModel,
     FixedLength,
+    ForcedTokens,
+    Grammar,
     Llama,
     PromptLookup,
     Sampling,
@@ -94,6 +96,11 @@ SAMPLINGS = [
     Sampling(frequency_penalty=0.3),
 ]
 
+GRAMMARS = [
+    Grammar.regex("((the|a) (cat|hat) sat on the mat[.;] ?){1,9}"),
+    Grammar.json_schema({"type": "array", "items": {"enum": ["the cat", "the mat", 12]}}),
+]
+
 
 @st.composite
 def wishes(
@@ -105,13 +112,17 @@ def wishes(
         "logprobs": draw(st.sampled_from([None, None, 0, 2])),
         "ignore_eos": draw(st.booleans()),
     }
+    if draw(st.integers(0, 2)) == 0:
+        options["grammar"] = draw(st.sampled_from(GRAMMARS))
     prompt = draw(prompts)
-    drafter = draw(st.sampled_from([None, "lookup", "suffix", "hostile", "chain"]))
+    names = [None, "lookup", "suffix", "hostile", "chain", "forced"]
+    drafter = draw(st.sampled_from(names))
     if drafter is not None:
         make: dict[str, Callable[[], Any]] = {
             "lookup": PromptLookup,
             "suffix": SuffixDecoding,
             "hostile": lambda: Hostile(prompt, 1),
+            "forced": ForcedTokens,
             "chain": lambda: Chain(PromptLookup(), *filter(None, [model])),
         }
         options["drafter"] = make[drafter]()

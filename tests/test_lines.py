@@ -161,7 +161,10 @@ def test_a_bad_line_is_its_own_error(
     ("flags", "message"),
     [
         (["--input", "x"], "--input and --output belong together"),
-        (["--input", "x", "--output", "y", "--prompt", "a"], "--prompt and --chat are for one"),
+        (
+            ["--input", "x", "--output", "y", "--prompt", "a"],
+            "--input has the prompts; --prompt, --prompt-file,",
+        ),
         (["--prompt", "a", "--max-requests", 3], "--max-requests needs --input"),
         (["--input", "nowhere", "--output", "y"], "nowhere: No such file"),
     ],

@@ -15,7 +15,7 @@ import pytest
 import specrs
 from fake_engine import toy_llama
 from specrs import ContextOverflow, FixedLength, Llama, PromptLookup, Sampling, Stats
-from specrs.options import Options
+from specrs.options import Options, OptionsOfText
 
 PROMPT = [5, 6, 7, 8]
 
@@ -269,7 +269,11 @@ def test_a_session_goes_on_over_several_turns(llm: Llama, tmp_path: Path) -> Non
 def test_all_four_methods_take_the_same_options() -> None:
     parameters = inspect.signature(Llama.stream).parameters.values()
     keywords = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert keywords == set(Options.__annotations__)
+    assert (
+        keywords
+        == set(OptionsOfText.__annotations__)
+        == {*Options.__annotations__, "parse_special"}
+    )
 
 
 def test_the_public_names_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fake_engine import Scripted, toy_llama
+from batches import PROMPTS, same, toy_of_batches
+from fake_engine import Scripted
 from specrs import (
     BatchError,
     BatchInterrupted,
@@ -22,25 +24,12 @@ from specrs import (
     PromptLookup,
     Sampling,
 )
-
-CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
-
-
-PROMPTS = ["abc", "hello", "b", "abcd", "zz top"]
+from specrs.serving.many import Many, Progress
 
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Llama:
-    return toy_llama(monkeypatch, tmp_path / "toy", n_ctx=200, order=2, chat_template=CHAT)
-
-
-def same(result: Completion, wanted: Completion) -> bool:
-    return (result.text, result.tokens, result.logprobs, result.finish_reason) == (
-        wanted.text,
-        wanted.tokens,
-        wanted.logprobs,
-        wanted.finish_reason,
-    )
+    return toy_of_batches(monkeypatch, tmp_path)
 
 
 def test_many_are_what_one_by_one_is_in_their_order(llm: Llama) -> None:
@@ -100,11 +89,19 @@ def test_what_is_not_many_prompts(llm: Llama, prompts: Any) -> None:
         llm.generate_many(prompts)
 
 
+def test_one_conversation_is_not_many(llm: Llama) -> None:
+    with pytest.raises(TypeError, match=r"pass \[messages\]"):
+        llm.chat_many([{"role": "user", "content": "abc"}])
+    with pytest.raises(TypeError, match="conversations must be several lists of messages, not 'a'"):
+        llm.chat_many("a")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"session": None}, TypeError, "leave session= out"),
-        ({"temperature": 1}, TypeError, "temperature"),
+        ({"session": None}, TypeError, r"generate_many\(\): .*leave session= out"),
+        ({"temperature": 1}, TypeError, r"generate_many\(\) got .*'temperature'; it belongs to"),
+        ({"tools": []}, TypeError, r"generate_many\(\) got an unexpected .*'tools'"),
         ({"max_requests": 0}, ValueError, "max_requests must be at least 1"),
         ({"max_requests": 1.5}, TypeError, "max_requests must be an int"),
         ({"cache_bytes": 5}, ValueError, "cache_bytes must be at least 1024"),
@@ -148,8 +145,52 @@ def test_bad_prompts_among_good_ones(llm: Llama) -> None:
         assert same(result, llm.generate(prompts[i]))
     in_place = llm.generate_many(prompts, return_errors=True)
     assert [isinstance(one, Exception) for one in in_place] == [i in error.errors for i in range(6)]
-    with pytest.raises(BatchError):
+    with pytest.raises(BatchError, match="4 prompts failed") as info:
         list(llm.stream_many(prompts))
+    assert set(info.value.errors) == {1, 2, 3, 5}
+    assert info.value.results == []  # it may have been endless
+
+
+def test_failures_at_the_very_end_are_told(llm: Llama) -> None:
+    """Also where others are over before the last prompts are read."""
+    with llm.batch() as batch:
+
+        def prompts() -> Iterator[str]:
+            yield "abc"
+            yield "hello"
+            for request in list(many._open.values()):
+                assert not isinstance(request, Exception)
+                request.result(60)
+            yield ""
+            yield ""
+
+        many = Many(batch, batch.add, prompts(), 9, {"max_tokens": 3})
+        told = {number: type(outcome) for number, _, outcome in many.run()}
+    assert told == {0: Completion, 1: Completion, 2: ValueError, 3: ValueError}
+
+
+def test_a_batch_that_breaks_ends_the_reading(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise LookupError("a fault of ours")
+
+    batch = llm.batch(max_requests=1)
+    monkeypatch.setattr(batch._steps, "step", broken)
+    many = Many(batch, batch.add, iter(lambda: "abc", None), 4, {})
+    with pytest.raises(RuntimeError, match="the batch has failed: LookupError"):
+        list(many.run())
+
+
+def test_errors_can_be_sent_to_other_processes(llm: Llama) -> None:
+    with pytest.raises(BatchError) as info:
+        llm.generate_many(["abc", ""])
+    error = pickle.loads(pickle.dumps(info.value))
+    assert str(error) == str(info.value)
+    assert error.results == info.value.results
+    assert [str(one) for one in error.errors.values()] == [
+        str(one) for one in info.value.errors.values()
+    ]
+    interrupted = pickle.loads(pickle.dumps(BatchInterrupted([None], {})))
+    assert interrupted.results == [None]
 
 
 class Raising:
@@ -190,6 +231,39 @@ def test_any_iterable_is_read_in_a_window(llm: Llama) -> None:
     assert (read, ended) == (60, 60)
 
 
+@pytest.mark.parametrize("sort", [True, False])
+def test_what_begins_alike_runs_one_after_the_other(llm: Llama, sort: bool) -> None:
+    """Questions on six texts in turns, where memory holds three of the texts."""
+    texts = [[5 + i] * 128 for i in range(6)]
+    prompts = [[*text, question] for question in range(5, 9) for text in texts]
+    batch = llm.batch(max_requests=6, cache_bytes=13 * 512)
+    keys: dict[str, Any] = {} if sort else {"key": lambda prompt: ""}
+    many = Many(batch, batch.add, prompts, 24, {"max_tokens": 1}, **keys)
+    done = [number for number, _, _ in many.run()]
+    assert sorted(done) == list(range(24))
+    assert batch.stats.prompt_tokens == 24 * 129
+    evaluated = batch.stats.prompt_tokens - batch.stats.cached_tokens
+    assert (evaluated < 8 * 129) == sort
+
+
+def test_nobody_is_passed_over_for_ever(llm: Llama) -> None:
+    """Where prompts keep coming that stand after the last one in their order."""
+    added: list[str] = []
+
+    def add(prompt: str, **options: Any) -> Any:
+        added.append(prompt)
+        return batch.add(prompt, **options)
+
+    def prompts() -> Iterator[str]:
+        for i in range(60):
+            yield "a" if i == 9 else "b" * (1 + i)
+
+    batch = llm.batch(max_requests=2)
+    list(Many(batch, add, prompts(), 8, {"max_tokens": 1}).run())
+    assert 9 < added.index("a") <= 9 + 2 * 8 + 8
+    assert len(added) == 60
+
+
 def test_ctrl_c_keeps_what_is_done(llm: Llama) -> None:
     def prompts() -> Iterator[str]:
         yield "abc"
@@ -204,6 +278,25 @@ def test_ctrl_c_keeps_what_is_done(llm: Llama) -> None:
     assert all(
         same(d, llm.generate(p, max_tokens=9)) for d, p in zip(done, ["abc", "hello"], strict=False)
     )
+
+
+def test_so_it_does_between_two_of_them(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the main thread is not waiting just now, but tells of its progress."""
+    told = 0
+
+    def update(progress: Progress, outcome: object) -> None:
+        nonlocal told
+        told += 1
+        if told == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "update", update)
+    with pytest.raises(BatchInterrupted) as info:
+        llm.generate_many(PROMPTS, max_requests=1)
+    results = info.value.results
+    assert sum(result is not None for result in results) >= 2
+    for result, prompt in zip(results, PROMPTS, strict=False):
+        assert result is None or same(result, llm.generate(prompt))
 
 
 def test_an_iterable_that_raises_ends_it_all(llm: Llama) -> None:

@@ -307,7 +307,7 @@ def test_a_faulty_processor_is_named_and_the_session_stays_right(
     words: str,
     temperature: float,
 ) -> None:
-    right = Sampling(temperature=temperature, seed=1)
+    right = Sampling(temperature=temperature)
     truth = llm.generate(PROMPT, max_tokens=9, sampling=right).tokens
     positions = len(PROMPT) + 1
 
@@ -315,7 +315,7 @@ def test_a_faulty_processor_is_named_and_the_session_stays_right(
         return arguments[1] if len(arguments[0]) < positions else processor(*arguments)
 
     session = llm.session()
-    sampling = Sampling(temperature=temperature, seed=1, logits_processor=late)
+    sampling = Sampling(temperature=temperature, logits_processor=late)
     with pytest.raises(error, match=words):
         llm.generate(PROMPT, sampling=sampling, session=session, drafter=Scripted(PROMPT + truth))
     assert session.tokens == PROMPT[: len(session)]

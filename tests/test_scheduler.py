@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from fake_engine import Model, Session, toy_llama
-from schedules import Schedule, Wish
-from specrs import Completion, Llama
+from schedules import Costs, Schedule, Wish
+from specrs import Completion, Llama, PromptLookup
 from specrs.serving.memory import available
 from specrs.serving.pages import PAGE, Pages, Table
 from specrs.serving.prefixes import Prefixes
@@ -166,10 +166,53 @@ def test_who_outgrows_all_memory_alone_fails(llm: Llama) -> None:
     assert isinstance(results[1], Completion)
 
 
-def test_the_same_schedule_goes_the_same_way(llm: Llama) -> None:
+@pytest.mark.parametrize("drafter", [None, PromptLookup()], ids=["plain", "drafts"])
+def test_the_same_schedule_goes_the_same_way(llm: Llama, drafter: PromptLookup | None) -> None:
     wishes = [wish(20 + 9 * i, 30, 4 + i, arrives=i) for i in range(9)]
-    one, two = (list(rows(Schedule(llm, wishes, pages=20))) for _ in range(2))
-    assert one == two
+    for one in wishes:
+        one.options["drafter"] = drafter
+    first, second = (list(rows(Schedule(llm, wishes, pages=20))) for _ in range(2))
+    assert first == second
+
+
+def test_a_paused_prompt_that_others_computed_meanwhile_goes_on(llm: Llama) -> None:
+    """Nothing is left to evaluate of the part of it that has a report of progress."""
+    told: list[tuple[int, int]] = []
+    progress = {"progress": lambda *done: told.append(done), "max_tokens": 3, **ENDLESS}
+    text = prompt(600)
+    # The first outgrows what it was promised, and the other is paused in the middle of its prompt,
+    # of which a row fits into a pass. Another one computes that prompt before it goes on.
+    wishes = [wish(5, None), Wish(text, progress, arrives=2)]
+    schedule = Schedule(llm, wishes, pages=18, cost=TwoRows(0))
+    steps = iter(schedule)
+    while not schedule.steps.scheduler.paused:
+        next(steps)
+    paused = schedule.sequences[1]
+    assert paused.wanted is not None
+    assert len(told) > 0
+    _keep(schedule, text)
+    schedule.sequences[0].cancelled = True
+    for _ in steps:
+        pass
+    result = schedule.results[1]
+    assert isinstance(result, Completion)
+    assert result.tokens == llm.generate(text, max_tokens=3, ignore_eos=True).tokens
+
+
+class TwoRows(Costs):
+    def __call__(self, rows: int, seen: int = 0) -> float:
+        return 1.0 if rows <= 2 else 9.0
+
+
+def _keep(schedule: Schedule, tokens: list[int]) -> None:
+    """Keep a text as if another request had computed it."""
+    caches, session = schedule.steps._caches, schedule.llm.session()
+    table: Table = []
+    session.forward(tokens)
+    schedule.pages.grow(table, 0, len(tokens))
+    schedule.pages.idle(table)
+    assert caches._prefixes is not None
+    caches._prefixes.keep(tokens, session, table)
 
 
 # Pages

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import specrs.scoring
+import specrs.scoring.evaluate
 from conftest import Run
 from fake_engine import toy_llama
 from specrs import ContextOverflow, Llama, Score
@@ -56,7 +56,7 @@ def check(score: Score, tokens: list[int], logprobs: npt.NDArray[np.float64]) ->
 def test_scores_of_a_prompt_equal_the_log_softmax_of_all_logits(
     llm: Llama, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(specrs.scoring, "PIECE_BYTES", rows * 4 * llm.n_vocab)
+    monkeypatch.setattr(specrs.scoring.evaluate, "PIECE_BYTES", rows * 4 * llm.n_vocab)
     ids = llm.tokenize(TEXT)
     score = llm.score(TEXT)
     if ids[0] == llm.tokenizer.bos:  # of SentencePiece: no part of the text
@@ -137,13 +137,13 @@ def test_the_greedy_continuation_is_greedy_and_tops_every_place(llm: Llama) -> N
 def test_logits_are_held_in_pieces(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = Llama(tiny(n_vocab=70_000), threads=1)
     held: list[int] = []
-    told = specrs.scoring._Score.add
+    told = specrs.scoring.evaluate._Score.add
 
-    def add(self: Any, start: int, logits: Any, threads: int) -> None:
+    def add(self: Any, start: int, logits: Any) -> None:
         held.append(logits.nbytes)
-        told(self, start, logits, threads)
+        told(self, start, logits)
 
-    monkeypatch.setattr(specrs.scoring._Score, "add", add)
+    monkeypatch.setattr(specrs.scoring.evaluate._Score, "add", add)
     llm.score([9] * 200)
     assert sum(held) == 199 * 4 * llm.n_vocab
     # With what is made of a row for each thread, 16 MB.

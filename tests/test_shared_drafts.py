@@ -17,7 +17,7 @@ ENDLESS: dict[str, Any] = {"ignore_eos": True, "max_tokens": 30}
 
 
 def chosen(cost: Callable[[int], float], gains: list[list[float]], rows: int) -> list[int]:
-    drafts = Drafts(cost, exploration=0.0)
+    drafts = Drafts(lambda rows, seen: cost(rows), exploration=0.0)
     drafts._rows = rows
     return drafts._chosen(gains, rows)
 
@@ -67,6 +67,14 @@ def test_who_drafts_nothing_does_not_pay_for_others() -> None:
     assert chosen(cost, [gains(0.99, 0.99, 0.99)], 1) == [3]
     assert chosen(cost, [gains(0.99, 0.99, 0.99)], 2) == [0]
     assert chosen(cost, [gains(0.99, 0.99)] * 2, 2) == [2, 2]
+
+
+@pytest.mark.parametrize(("length", "count"), [(10, 2), (1000, 0)])
+def test_what_a_row_looks_back_at_counts(length: int, count: int) -> None:
+    """Rows cost nothing but for that, and in a long text half a step."""
+    drafts = Drafts(lambda rows, seen: 1 + seen / 1000, exploration=0.0)
+    drafts._rows, drafts._back = 1, length
+    assert drafts._chosen([gains(0.3, 0.9)], 1) == [count]
 
 
 @pytest.fixture

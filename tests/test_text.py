@@ -196,7 +196,7 @@ def test_chunks_tell_what_was_drafted(monkeypatch: pytest.MonkeyPatch, tmp_path:
 )
 def test_any_cutting_into_tokens_ends_at_a_stop_string(pieces: list[str], stops: list[str]) -> None:
     writer = TextWriter(
-        TextStream([piece.encode() for piece in pieces]),  # type: ignore[arg-type]
+        TextStream([piece.encode() for piece in pieces]),
         stops,
     )
     given_out, taken = "", ""

@@ -17,6 +17,12 @@ NO_TOKEN_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)
 MOST = 1 << 31
 
 
+def check_kind(name: str, value: object, wanted: type) -> None:
+    """Raise TypeError unless `value` is of a class of specrs."""
+    if not isinstance(value, wanted):
+        raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")
+
+
 def checked_int(name: str, value: Any, wanted: str = "an int") -> int:
     """Return `value` as an int; TypeError for anything but an integer, bool included."""
     if not isinstance(value, bool):
@@ -40,6 +46,16 @@ def checked_count(name: str, value: Any, least: int = 0, most: int = MOST - 1) -
     count = checked_int(name, value)
     if not least <= count <= most:
         raise ValueError(f"{name} must be between {least} and {most}, not {count}")
+    return count
+
+
+def checked_tokens(name: str, value: Any, n_vocab: int, wanted: str = "an int") -> int:
+    """Return `value`, how many tokens of the vocabulary; TypeError or ValueError otherwise."""
+    count = checked_int(name, value, wanted)
+    if not 0 <= count <= n_vocab:
+        raise ValueError(
+            f"{name} must be from 0 to {n_vocab}, the size of the vocabulary, not {count}"
+        )
     return count
 
 

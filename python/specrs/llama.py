@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence, Set, Sized
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from ._specrs import Model, Session, Tokenizer
 from .arguments import (
-    NO_TOKEN_IDS,
+    check_kind,
     checked_bool,
     checked_int,
     checked_path,
@@ -19,19 +18,30 @@ from .arguments import (
     checked_stop,
     checked_text,
     checked_token_ids,
+    checked_tokens,
 )
 from .attention.choice import Attention
 from .attention.choice import check as check_attention
-from .chat.format import ChatFormat, ChatTokens
 from .chat.template import Message
+from .chat.tokens import ChatTokens
 from .completion import Completion, Stream
 from .decoding.loop import Generation, room
 from .decoding.stats import Stats
 from .decoding.trace import Trace
-from .models import MODELS
-from .options import ChatOptions, Options, OptionsOfChat, check_options, checked_length
+from .keywords import check_known
+from .models import pull
+from .options import (
+    LOADING,
+    PLACES,
+    ChatOptions,
+    OptionsOfChat,
+    OptionsOfText,
+    check_options,
+    checked_length,
+    prompt_ids,
+)
 from .sampling import Sampling
-from .scoring import Score, checked_top_logprobs, scores, several, texts
+from .scoring.methods import ScoredTexts
 from .serving.texts import ManyTexts
 from .speculation.adaptive import AdaptiveLength
 from .speculation.costs import MeasuredCost
@@ -45,24 +55,32 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._specrs import Lease
+    from .chat.format import ChatFormat
+    from .structured.compiler import Compiler
+    from .structured.grammar import Grammar
 
     # Session, token ids, and after how many of the last something is wanted.
     Input = tuple[Session | Lease, Sequence[int] | npt.NDArray[np.integer[Any]], int]
 
 
-class Llama(ManyTexts):
+class Llama(ScoredTexts, ManyTexts):
     """A model from a GGUF file; one object serves any number of threads.
 
+    `with Llama(...) as llm:` closes it at the end, and so gives its memory back.
+
     Args:
-        path: The file; of a split one, any part.
+        path: The file, of a split one any part; or a name that `specrs.pull` knows, which is
+            downloaded the first time.
         n_ctx: Positions of a session; None is what the file says.
         threads: CPU threads; None is the physical cores this process may use. With the devices of
             candle it decides, and the attribute `threads` says nothing.
         device: "cpu", "candle-cpu", "metal" or "cuda".
 
-    Raises OSError if the file cannot be read, GgufError if it cannot be run, MemoryError if there
-    is no room for the weights, and ValueError for an argument out of range.
-    >>> llm = Llama(specrs.pull("smollm2-135m"))
+    Raises OSError if the file cannot be read or fetched, GgufError if it is malformed or not
+    supported, MemoryError if there is no room for the weights, and ValueError for an unknown name
+    or an argument out of range.
+
+    >>> llm = Llama("smollm2-135m")
     >>> llm.generate("The capital of France is", max_tokens=8).text
     """
 
@@ -73,15 +91,16 @@ class Llama(ManyTexts):
         n_ctx: int | None = None,
         threads: int | None = None,
         device: str = "cpu",
+        **unknown: NoReturn,
     ) -> None:
+        check_known("Llama", unknown, LOADING, PLACES)
         self.path: Path = checked_path("path", path)
-        if str(path) in MODELS and not self.path.exists():
-            raise FileNotFoundError(f"{path}: no such file; take specrs.pull({str(path)!r})")
-        if threads is not None:
-            checked_positive("threads", threads)
-        if n_ctx is not None:
-            checked_positive("n_ctx", n_ctx)
-        self._model = Model(path, n_ctx=n_ctx, threads=threads, device=device)
+        for name, value in (("threads", threads), ("n_ctx", n_ctx)):
+            if value is not None:
+                checked_positive(name, value)
+        if not self.path.exists():
+            self.path = pull(path)
+        self._loaded: Model | None = Model(self.path, n_ctx=n_ctx, threads=threads, device=device)
         self.tokenizer: Tokenizer = self._model.tokenizer
         self.n_ctx = self._model.n_ctx
         self.n_vocab = self._model.n_vocab
@@ -92,6 +111,25 @@ class Llama(ManyTexts):
         self.cache_bytes_per_token = self._model.cache_bytes_per_token
         self.windows = self._model.windows
         self._cost = MeasuredCost()  # of forwards, learned by all generations together
+
+    @property
+    def _model(self) -> Model:
+        if self._loaded is None:
+            raise RuntimeError(f"{self!r} is closed; load it again")
+        return self._loaded
+
+    def close(self) -> None:
+        """Give back the memory of the weights, once no session, stream or batch uses them any more.
+
+        What runs goes on; whatever else is wanted of the model is a RuntimeError.
+        """
+        self._loaded = None
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -110,7 +148,15 @@ class Llama(ManyTexts):
 
     @cached_property
     def _chat_format(self) -> ChatFormat:
+        from .chat.format import ChatFormat
+
         return ChatFormat(self.tokenizer)
+
+    @cached_property
+    def _compiler(self) -> Compiler:
+        from .structured.compiler import Compiler
+
+        return Compiler(self.tokenizer, self.n_vocab)
 
     def tokenize(
         self, text: str, add_bos: bool | None = None, parse_special: bool = False
@@ -174,9 +220,9 @@ class Llama(ManyTexts):
         """
         return self._model.forward_many(inputs, choose=choose)
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[OptionsOfText]) -> Completion:
         """Generate and return everything at once; arguments and errors as for `stream`."""
-        check_options("generate", options)
+        check_options("generate", options, OptionsOfText)
         return self.stream(prompt, **options).collect()
 
     def chat(self, messages: Sequence[Message], **options: Unpack[OptionsOfChat]) -> Completion:
@@ -198,7 +244,9 @@ class Llama(ManyTexts):
         prompt = {name: given.pop(name) for name in ChatOptions.__annotations__ if name in given}
         return self.stream(self.chat_tokens(messages, **prompt), **given)
 
-    def chat_tokens(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
+    def chat_tokens(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> ChatTokens:
         """Return the prompt that the chat template of the file makes of a conversation.
 
         Args:
@@ -206,8 +254,10 @@ class Llama(ManyTexts):
                 `{"type": "text", "text": "..."}`; the latest last. Replies may have "tool_calls",
                 their arguments as JSON text or as a dict. What they spell stays text: it never
                 becomes a mark that begins or ends a turn.
-            **options: `tools`, descriptions of what the model may call; `template_variables`, a
-                dict of what else the template reads, such as `enable_thinking` or `documents`;
+            **options: `tools`, descriptions of what the model may call; `tool_choice`, whether it
+                may ("auto"), must not ("none"), must ("required"), or which one it must, as
+                `{"type": "function", "function": {"name": "..."}}`; `parallel_tool_calls=False` to
+                allow one call only; `template_variables`, a dict of what else the template reads;
                 `continue_final_message=True` to go on with the last message, a begun reply; and
                 `add_generation_prompt=False` to begin none.
 
@@ -231,10 +281,13 @@ class Llama(ManyTexts):
         ignore_eos: bool = False,
         skip_special_tokens: bool = True,
         logprobs: int | None = None,
+        grammar: Grammar | None = None,
         session: Session | None = None,
         attention: Attention = "dense",
         progress: Callable[[int, int], object] | None = None,
         trace: bool = False,
+        parse_special: bool = False,
+        **unknown: NoReturn,
     ) -> Stream:
         """Generate after `prompt`, chunk by chunk. All arguments are checked before any work.
 
@@ -250,9 +303,11 @@ class Llama(ManyTexts):
                 as "<|im_end|>", stands for that token.
             stop_token_ids: Ids that end it as the model's own end tokens do.
             ignore_eos: Go on after the model's own end tokens.
-            skip_special_tokens: Leave control tokens out of the text.
+            skip_special_tokens: Leave control tokens out of the text. If False, that of a chat is
+                all that the model wrote, its reasoning and calls of tools as well.
             logprobs: Tell with every token its log-probability and those of this many most likely
                 tokens; 0 tells only its own. None tells nothing.
+            grammar: What the text must be, such as `Grammar.json()`; `logprobs` are those without.
             session: Continue here: what it shares with the prompt, as exact as it is wanted, is not
                 evaluated again, and it holds prompt and result afterwards, without the last token.
                 From the first chunk to the last it is leased: whoever else wants to change it, or
@@ -261,28 +316,27 @@ class Llama(ManyTexts):
                 `specrs.attention`, or "auto" for one of them chosen for long prompts. What a
                 pattern changes depends on the text: `specrs.attention.compare` measures it.
                 Generated tokens always look at everything.
-            progress: Called as `progress(done, total)` after every piece of a long prompt; an
-                exception that it raises ends the generation.
+            progress: Called as `progress(done, total)` after each piece of a prompt; may raise.
             trace: Keep the steps for `Completion.trace`, which `replay` and a file can take.
+            parse_special: Whether control tokens that a text prompt spells become these tokens.
+                Never for text that comes from users.
+            **unknown: Nothing else; the error says what it is called here.
 
         Raises TypeError, ValueError, NotImplementedError, or ContextOverflow for a prompt that
         leaves no room in the context. While it runs: what goes wrong in the drafter, by its name.
         """
-        ids = self._prompt_ids(prompt)
+        check_options("stream", unknown, OptionsOfText)
+        parse_special = checked_bool("parse_special", parse_special)
+        ids = prompt_ids(self, prompt, self._model.n_ctx_train, parse_special)
         if max_tokens is not None:
             max_tokens = checked_int("max_tokens", max_tokens, "an int or None")
         nothing_to_do = room(len(ids), self.n_ctx, max_tokens, self._model.n_ctx_train) == 0
         stops = checked_stop(stop)
-        _require("sampling", sampling, Sampling)
+        check_kind("sampling", sampling, Sampling)
         sampling.check_vocabulary(self.n_vocab)
         sampling = sampling.seeded()
         if logprobs is not None:
-            logprobs = checked_int("logprobs", logprobs, "an int or None")
-            if not 0 <= logprobs <= self.n_vocab:
-                raise ValueError(
-                    f"logprobs must be from 0 to {self.n_vocab}, the size of the vocabulary, "
-                    f"not {logprobs}"
-                )
+            logprobs = checked_tokens("logprobs", logprobs, self.n_vocab, "an int or None")
         pattern = check_attention(attention)
         self._model.check_attention(pattern)
         if progress is not None and not callable(progress):
@@ -294,14 +348,18 @@ class Llama(ManyTexts):
             stop_token_ids = sorted(stop_token_ids)
         end_ids = set(checked_token_ids("stop_token_ids", stop_token_ids, self.n_vocab))
         end_ids.update(id_ for id_ in map(self.tokenizer.control_id, stops) if id_ is not None)
+        chat = prompt if isinstance(prompt, ChatTokens) else None
         if not checked_bool("ignore_eos", ignore_eos):
-            end_ids.update(self.tokenizer.end_ids)
+            end_ids.update(self.tokenizer.end_ids, () if chat is None else chat.end_ids)
+        if chat is not None:
+            grammar = chat.grammar_with(grammar)
         decoder = self.tokenizer.stream(
-            # Only a new reply of a chat begins a text.
-            continuing=not isinstance(prompt, ChatTokens) or prompt.continued,
+            # Only a new reply of a chat begins a text; to a grammar every space counts.
+            continuing=bool(grammar) or chat is None or chat.continued,
             skip_special_tokens=checked_bool("skip_special_tokens", skip_special_tokens),
         )
-        writer = TextWriter(decoder, stops, end_ids)
+        make_writer = TextWriter if chat is None or not skip_special_tokens else chat.writer
+        writer = make_writer(decoder, stops, end_ids)
         generation = Generation(
             prompt=ids,
             n_ctx=self.n_ctx,
@@ -314,6 +372,7 @@ class Llama(ManyTexts):
             attention=pattern,
             progress=progress,
             logprobs=logprobs,
+            grammar=None if grammar is None else self._compiler.compile(grammar, end_ids),
         )
         return Stream(
             session,
@@ -324,82 +383,10 @@ class Llama(ManyTexts):
             finish_reason="length" if nothing_to_do else None,
         )
 
-    # Text is a sequence of texts as well.
-    @overload
-    def score(  # type: ignore[overload-overlap]
-        self,
-        prompt: str | Sequence[int],
-        continuations: str | Sequence[int] | None = None,
-        *,
-        top_logprobs: int = 0,
-    ) -> Score: ...
-
-    @overload
-    def score(
-        self,
-        prompt: str | Sequence[int],
-        continuations: Sequence[str] | Sequence[Sequence[int]],
-        *,
-        top_logprobs: int = 0,
-    ) -> list[Score]: ...
-
-    def score(
-        self, prompt: Any, continuations: Any = None, *, top_logprobs: int = 0
-    ) -> Score | list[Score]:
-        """Return how likely the model holds a text to be, or each of several continuations of it.
-
-        The logits of all positions are never held at once, and a shared prompt is evaluated once.
-
-        Args:
-            prompt: Text, which begins with BOS if the file says so, or ids, which stay as they are.
-            continuations: None scores the prompt itself. One or several texts, or ids where the
-                prompt is ids, are scored as what follows it: tokenised together with it, and with
-                the white space at its end, as EleutherAI's evaluation harness does.
-            top_logprobs: Tell for every token this many most likely ones at its place.
-
-        Raises TypeError, ValueError, or ContextOverflow for what is too long.
-        """
-        count = checked_top_logprobs(top_logprobs, self.n_vocab)
-        listed = several(continuations)
-        single = continuations is not None and listed is None
-        wanted, names = texts(self.tokenizer, prompt, [continuations] if single else listed)
-        found = scores(
-            self.session,
-            self.tokenizer,
-            wanted,
-            names,
-            n_ctx=self.n_ctx,
-            n_vocab=self.n_vocab,
-            threads=self.threads,
-            top_logprobs=count,
-        )
-        return list(found) if listed is not None else next(found)
-
-    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenize(checked_text("prompt", prompt))
-        if isinstance(prompt, NO_TOKEN_IDS) or not isinstance(prompt, Iterable):
-            raise TypeError(f"prompt must be text or token ids, not {type(prompt).__name__}")
-        if isinstance(prompt, Sized):  # too many need not be read
-            room(len(prompt), self.n_ctx, None, self._model.n_ctx_train)
-        ids = []
-        for i, token in enumerate(islice(prompt, self.n_ctx)):
-            if isinstance(token, str):
-                raise TypeError("prompt must be one text or token ids; call once for each text")
-            token = checked_int(f"prompt[{i}]", token, "a token id")
-            if not 0 <= token < self.n_vocab:
-                raise ValueError(
-                    f"prompt[{i}] is {token}, outside the vocabulary of {self.n_vocab}"
-                )
-            ids.append(token)
-        if len(ids) == self.n_ctx:  # of an iterator that may have no end
-            room(self.n_ctx, self.n_ctx, None, self._model.n_ctx_train, more=True)
-        return ids
-
     def _checked_session(self, session: Session | None) -> Session:
         if session is None:
             return self.session()
-        _require("session", session, Session)
+        check_kind("session", session, Session)
         try:
             self.session().restore(session.snapshot())
         except ValueError:
@@ -413,8 +400,3 @@ class Llama(ManyTexts):
             f"Llama({str(self.path)!r}, n_ctx={self.n_ctx}, threads={self.threads}, "
             f"device={self.device!r})"
         )
-
-
-def _require(name: str, value: object, wanted: type) -> None:
-    if not isinstance(value, wanted):
-        raise TypeError(f"{name} must be a specrs.{wanted.__name__}, not {value!r}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .structured.constraint import Constraint
+
     LogitsProcessor = Callable[[list[int], npt.NDArray[np.float32]], npt.NDArray[Any]]
 
 
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 class Sampling:
     """Settings of the choice, checked when they are made.
 
-    The logits at a position go through the settings in this order. It is that of Hugging Face
+    Tokens that a `grammar=` forbids are out before all of this. The logits at a position go through
+    the settings in this order. It is that of Hugging Face
     transformers, and of vLLM but for `min_p`, which stands before `top_k` there; only `logit_bias`,
     which both add first, comes after the penalties here: a bias is worth what it says.
 
@@ -60,7 +65,8 @@ class Sampling:
             order and with its true history, whatever is drafted. What it raises ends the
             generation.
 
-    Raises ValueError or TypeError naming the setting.
+    Raises ValueError or TypeError naming the setting. Warns of settings of the draw at temperature
+    0, where nothing is drawn.
     """
 
     temperature: float = 0.0
@@ -96,6 +102,21 @@ class Sampling:
             raise TypeError(
                 f"logits_processor must be callable with (tokens, logits), "
                 f"not {self.logits_processor!r}"
+            )
+        if self.temperature == 0:
+            self._warn_of_no_draw()
+
+    def _warn_of_no_draw(self) -> None:
+        names = [
+            field.name
+            for field in fields(self)
+            if field.name in _OF_THE_DRAW and getattr(self, field.name) not in (field.default, None)
+        ]
+        if names:
+            warnings.warn(
+                f"nothing is drawn at temperature 0, so {' and '.join(names)} will do nothing; "
+                f"set a temperature",
+                stacklevel=4,  # who makes the settings
             )
 
     def _check(self, name: str, wanted: str, accepts: Callable[[Any], bool]) -> None:
@@ -151,7 +172,9 @@ class Sampling:
         """Return the same settings with a fresh seed if there is none."""
         if self.seed is not None:
             return self
-        return replace(self, seed=int.from_bytes(os.urandom(8), "little"))
+        seeded = copy.copy(self)  # what was checked, and warned of, is not so again
+        object.__setattr__(seeded, "seed", int.from_bytes(os.urandom(8), "little"))
+        return seeded
 
     def sampler(self, prompt_tokens: int) -> Sampler:
         """Return the engine's sampler with these settings, all but `logits_processor`.
@@ -173,6 +196,10 @@ class Sampling:
             presence_penalty=float(self.presence_penalty),
             logit_bias=[(int(token), float(b)) for token, b in (self.logit_bias or {}).items()],
         )
+
+
+_OF_THE_DRAW = ("top_k", "top_p", "min_p", "seed")
+"""Settings that say nothing where nothing is drawn."""
 
 
 @dataclass(frozen=True)
@@ -203,22 +230,35 @@ class Picker:
         sampling: The settings.
         prompt: The ids before the first choice.
         logprobs: How many of the most likely tokens to tell with every choice; None tells nothing.
+        constraint: What a grammar allows; it is told of every choice. None allows everything.
 
     Attributes:
         logprobs: One for each choice of the last call of `picks`; None if not asked for.
-        needs_logits: Whether choices take more than to know the token with the highest logit.
     """
 
     def __init__(
-        self, sampling: Sampling, prompt: Sequence[int], logprobs: int | None = None
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.logprobs: list[TokenLogprob] | None = None
-        self.needs_logits = logprobs is not None or not sampling.takes_highest
         self._top = logprobs
         self._sampler = sampling.sampler(len(prompt))
         self._sampler.extend(prompt)
         self._processor = sampling.logits_processor
         self._history = [] if self._processor is None else list(prompt)
+        self._constraint = constraint
+        self._greedy = sampling.temperature == 0 and self._processor is None
+        self._only_highest = logprobs is None and sampling.takes_highest
+
+    def needs_logits(self, choices: int) -> bool:
+        """Whether so many choices take more than to know the tokens with the highest logits."""
+        if not self._only_highest:
+            return True
+        # Which other token to take where the likeliest is forbidden, only logits tell.
+        return self._constraint is not None and len(self._constraint.forced()) < choices
 
     def picks(self, logits: npt.NDArray[np.float32]) -> Iterator[int]:
         """Give choice after choice, each of which is history for the next.
@@ -226,27 +266,62 @@ class Picker:
         Args:
             logits: float32 [rows, n_vocab]: a row for the history so far, and one for each further
                 token of a draft. Stop asking when a choice is not the token its successor's row was
-                computed for.
+                computed for. Ends early where a grammar leaves nothing to choose.
         """
         if self._top is not None:
             self.logprobs = []
         for row in logits:
-            if self._processor is None:
-                token = self._sampler.pick(row)
+            if self._constraint is None:
+                token = self._pick(row)
+            elif self._constraint.complete:
+                return
             else:
-                token = self._sampler.pick(self._processed(self._processor, row), adjusted=True)
-                self._history.append(token)
+                token = self._allowed(row, self._constraint)
+                self._constraint.take(token)
             if self.logprobs is not None:
                 logprob, top = self._sampler.log_probabilities(row, token, self._top or 0)
                 self.logprobs.append(TokenLogprob(token, logprob, tuple(top)))
             yield token
 
     def known(self, highest: Iterable[int | None]) -> Iterator[int]:
-        """Give choice after choice where these are the tokens with the `highest` logits."""
+        """Give choice after choice where these are the tokens with the `highest` logits.
+
+        With a grammar those that it forces; ends early where it forces none.
+        """
         for token in highest:
-            if token is None:
+            if self._constraint is not None:
+                forced = self._constraint.forced()
+                if not forced:
+                    return
+                self._constraint.take(forced[0])
+                yield forced[0]
+            elif token is None:
                 raise ValueError("no token can be chosen: every logit is -inf or NaN")
-            yield token
+            else:
+                yield token
+
+    def _pick(self, row: npt.NDArray[np.float32]) -> int:
+        if self._processor is None:
+            return self._sampler.pick(row)
+        row = self._processed(self._processor, row)
+        if self._constraint is not None:  # it may have let in what the grammar forbids
+            row = self._constraint.masked(row)
+        token = self._sampler.pick(row, adjusted=True)
+        self._history.append(token)
+        return token
+
+    def _allowed(self, row: npt.NDArray[np.float32], constraint: Constraint) -> int:
+        """Pick among the tokens that the grammar allows."""
+        forced = constraint.forced()
+        if forced and self._processor is None:
+            self._sampler.extend(forced[:1])
+            return forced[0]
+        if self._greedy:  # the highest of all, if it is allowed, is the highest of those allowed
+            token = self._sampler.pick(row)
+            if constraint.allows(token):
+                return token
+            self._sampler.truncate(len(self._sampler) - 1)
+        return self._pick(constraint.masked(row))
 
     def _processed(
         self, processor: LogitsProcessor, row: npt.NDArray[np.float32]

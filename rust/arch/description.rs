@@ -24,6 +24,8 @@ pub struct Description<'a> {
     pub config: Config,
     /// Where its tensors are.
     pub tensors: Tensors<'a>,
+    /// Keys of the file that the family does not know, whatever they say.
+    pub unread: Vec<&'a str>,
 }
 
 impl<'a> Description<'a> {
@@ -35,6 +37,6 @@ impl<'a> Description<'a> {
         let file = keys.file();
         let config = (family.config)(keys)?;
         let tensors = Tensors::find(file, family.name, &config, (family.tensors)(&config))?;
-        Ok(Self { file, config, tensors })
+        Ok(Self { file, config, tensors, unread: keys.unread() })
     }
 }

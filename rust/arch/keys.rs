@@ -4,16 +4,23 @@ use crate::arch::roles::Role;
 use crate::error::{Error, Result};
 use crate::gguf::file::{GgufFile, TensorInfo};
 use crate::gguf::metadata::Value;
+use std::cell::RefCell;
+use std::collections::HashSet;
 
 /// No width or count of a real model comes near; products of two of them cannot overflow.
 pub const MAX_WIDTH: u64 = 1 << 24;
 
 const ARCHITECTURE: &str = "general.architecture";
 
+/// What files say besides, and no decoder needs: tensors tell the first, the second speaks of training.
+const NEEDLESS: [&str; 2] = ["vocab_size", "rope.scaling.finetuned"];
+
 /// The keys that begin with the architecture of a file. Every error names file, key and value.
 pub struct Keys<'a> {
     file: &'a GgufFile,
     architecture: &'a str,
+    /// Whole names of the keys that somebody asked for.
+    asked: RefCell<HashSet<String>>,
 }
 
 impl<'a> Keys<'a> {
@@ -25,7 +32,7 @@ impl<'a> Keys<'a> {
         let metadata = file.metadata();
         let architecture = metadata.get_str(ARCHITECTURE)?;
         let missing = || metadata.error(format_args!("metadata `{ARCHITECTURE}` is missing"));
-        Ok(Self { file, architecture: architecture.ok_or_else(missing)? })
+        Ok(Self { file, architecture: architecture.ok_or_else(missing)?, asked: RefCell::default() })
     }
 
     /// What the file says its architecture is.
@@ -51,9 +58,22 @@ impl<'a> Keys<'a> {
         self.file.metadata().error(message)
     }
 
-    /// The whole name of a key.
+    /// The whole name of a key, which counts as asked for.
     pub fn name(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture)
+        let name = format!("{}.{key}", self.architecture);
+        self.asked.borrow_mut().insert(name.clone());
+        name
+    }
+
+    /// Whole names of the keys that nobody asked for, though a decoder may need what they say.
+    pub fn unread(&self) -> Vec<&'a str> {
+        let asked = self.asked.borrow();
+        let is_needless = |key: &str| NEEDLESS.contains(&key);
+        let own = |name: &&str| {
+            let key = name.strip_prefix(self.architecture).and_then(|rest| rest.strip_prefix('.'));
+            key.is_some_and(|key| !is_needless(key)) && !asked.contains(*name)
+        };
+        self.file.metadata().names().filter(own).collect()
     }
 
     /// An error about an absent key.

@@ -92,7 +92,7 @@ impl Weights {
     /// [`Error::Gguf`] if a tensor is missing or has a type that candle lacks, [`Error::Argument`] if the device fails,
     /// [`Error::Interrupted`] if `poll`, asked between layers, said so.
     pub fn load(description: &Description<'_>, device: &Device, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let Description { file, config, tensors } = description;
+        let Description { file, config, tensors, .. } = description;
         let mut loader = Loader { file, tensors, device, bytes: 0, identity: Identity::default() };
         let embedding = loader.matrix(Role::Embedding)?;
         let mut layer = |index| if poll() { Err(Error::Interrupted) } else { loader.layer(index) };

@@ -135,6 +135,11 @@ impl Metadata {
         &self.path
     }
 
+    /// All keys, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
     /// An [`Error::Gguf`] that names the file before `message`.
     pub fn error(&self, message: impl std::fmt::Display) -> Error {
         Error::Gguf(format!("{}: {}", self.path.display(), printable(&message.to_string())))

@@ -100,7 +100,7 @@ impl Weights {
     /// [`Error::Gguf`] if a tensor is missing, [`Error::Memory`] if there is no memory for the weights,
     /// [`Error::Interrupted`] if `poll` said so.
     pub fn load(description: &Description<'_>, threads: usize, poll: &mut dyn FnMut() -> bool) -> Result<Self> {
-        let Description { file, config, tensors } = description;
+        let Description { file, config, tensors, .. } = description;
         check_routers(file, tensors)?;
         let output = if tensors.get(Role::Output).is_some() { Role::Output } else { Role::Embedding };
         let Packed { matrices, bytes, bounds, identity } = pack_all(file, tensors, output, threads, poll)?;

@@ -8,20 +8,12 @@ from typing import Any
 
 from .._specrs import Tokenizer
 from ..arguments import checked_bool
+from .formats import Marks, ReasoningFormat
 from .messages import checked_messages, checked_tools, checked_variables
+from .reading import ReplyRules
 from .template import Message, render
-
-
-class ChatTokens(list[int]):
-    """The ids of a conversation.
-
-    Attributes:
-        continued: Whether what follows goes on with a text, or begins one.
-    """
-
-    def __init__(self, ids: Sequence[int], continued: bool) -> None:
-        super().__init__(ids)
-        self.continued = continued
+from .tokens import ChatTokens
+from .tools import call_ids, checked_choice, schemas_of
 
 
 class ChatFormat:
@@ -44,6 +36,7 @@ class ChatFormat:
             warnings.warn(f"the model file: {note}", stacklevel=2)
         self._tokenizer = tokenizer
         self._template = template
+        self._marks = Marks(template, tokenizer)
 
     def encode(
         self,
@@ -53,6 +46,8 @@ class ChatFormat:
         template_variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
     ) -> ChatTokens:
         """Return the ids of a conversation, up to where the assistant's reply begins or goes on.
 
@@ -68,13 +63,19 @@ class ChatFormat:
                 "add_generation_prompt and continue_final_message exclude each other: the reply "
                 "either begins or goes on"
             )
-        tokenizer = self._tokenizer
+        tokenizer, marks = self._tokenizer, self._marks
+        given = checked_tools(tools)
+        schemas = schemas_of(given or ())
+        choice = checked_choice(tool_choice, schemas)
+        parallel = checked_bool("parallel_tool_calls", parallel_tool_calls)
+        if choice == "none":
+            given, schemas = None, {}
         pieces = render(
             self._template,
             checked_messages(messages),
             bos_token="" if tokenizer.bos is None else tokenizer.token(tokenizer.bos),
             eos_token="" if tokenizer.eos is None else tokenizer.token(tokenizer.eos),
-            tools=checked_tools(tools),
+            tools=given,
             variables=checked_variables(template_variables),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continued,
@@ -82,4 +83,35 @@ class ChatFormat:
         ids = tokenizer.encode_pieces(pieces)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
-        return ChatTokens(ids, continued)
+        thinks = _thinks(marks.reasoning, pieces, continued)
+        grammar = None
+        if choice not in ("auto", "none"):
+            if continued:
+                raise ValueError("tool_choice cannot force a call where a begun reply goes on")
+            from .forced import call_grammar
+
+            must = schemas if choice == "required" else {choice[1:]: schemas[choice[1:]]}
+            grammar = call_grammar(marks, must, thinks, parallel and choice == "required")
+        rules = ReplyRules(
+            marks=marks,
+            tools=schemas,
+            thinking=thinks is True,
+            continued=continued,
+            parallel=parallel,
+            certain=grammar is not None,
+            call_id=call_ids(ids),
+        )
+        return ChatTokens(ids, continued, rules, grammar)
+
+
+def _thinks(
+    form: ReasoningFormat | None, pieces: Sequence[tuple[str, bool]], continued: bool
+) -> bool | None:
+    """Whether a prompt ends within reasoning, or after it; None if the reply has not begun so."""
+    if form is None:
+        return None
+    # A begun reply is the last piece, and the template's beginning of it the one before.
+    last = pieces[-2:] if continued else pieces[-1:]
+    end = "".join(text for text, own in last if own or continued)
+    opened, closed = end.rfind(form.open), end.rfind(form.close)
+    return None if opened == closed else opened > closed

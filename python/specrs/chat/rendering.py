@@ -25,6 +25,9 @@ from .sandbox import RefusalError, compiled
 MOST_OWN = 1 << 20
 MOST_COPIES = 8
 
+# How templates that take no `tools` have them with a message.
+_TOOLS_OF_A_MESSAGE = "message['tools']"
+
 
 def render(request: dict[str, Any]) -> dict[str, Any]:
     """Render a conversation.
@@ -48,6 +51,8 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except Exception as error:
         return {"failed": str(error)}
+    if request["tools"] and "tools" not in names and _TOOLS_OF_A_MESSAGE in request["template"]:
+        request = _with_tools_in_message(request)
     given = [*request["variables"], *(["tools"] if request["tools"] else [])]
     if unused := [name for name in given if name not in names]:
         return {"unused": unused, "read": sorted(names - {"messages", *request["fixed"]})}
@@ -93,6 +98,19 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
             [str.__getitem__(found, slice(*run.span())), run[0].startswith(b"\0")] for run in runs
         ]
     }
+
+
+def _with_tools_in_message(request: dict[str, Any]) -> dict[str, Any]:
+    """Move tools to where a template like that of Phi-4-mini reads them: a message of the system.
+
+    There they are the functions alone, as JSON text.
+    """
+    system, *others = request["messages"]
+    if system["role"] != "system":
+        system, others = {"role": "system", "content": ""}, request["messages"]
+    functions = [tool.get("function", tool) for tool in request["tools"]]
+    system = {**system, "tools": json.dumps(functions, ensure_ascii=False)}
+    return {**request, "messages": [system, *others], "tools": None}
 
 
 def _forms(request: dict[str, Any], reads_tools: bool) -> Iterator[dict[str, Any]]:

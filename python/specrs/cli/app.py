@@ -6,6 +6,7 @@ import codecs
 import io
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -13,6 +14,7 @@ import typer
 
 import specrs
 
+from .chat import chat
 from .demo import demo
 from .display import printable
 from .files import inspect, pull
@@ -22,7 +24,6 @@ from .score import score
 
 app = typer.Typer(
     help="Run quantised models on this CPU, with lossless speculative decoding.",
-    add_completion=False,
     # rich would take longer to load than all the rest of --help.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -42,7 +43,7 @@ def root(
         raise typer.Exit(2)
 
 
-for command in (pull, inspect, generate, score, demo, sparse_check, bench):
+for command in (chat, generate, score, pull, inspect, demo, sparse_check, bench):
     app.command()(command)
 
 
@@ -54,7 +55,11 @@ def main() -> None:
         sys.exit(_mistake("standard output is closed; there is nowhere to write the result"))
     _write_any_text(sys.stdout)
     try:
-        code = app(standalone_mode=False)
+        with warnings.catch_warnings():
+            # To who uses a command, a place in code says nothing.
+            warnings.simplefilter("default", UserWarning)
+            warnings.showwarning = lambda message, *_, **__: _note(str(message))
+            code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:  # the reader had enough
@@ -82,6 +87,10 @@ def _write_any_text(stream: TextIO) -> None:
         stream.reconfigure(errors="surrogateescape" if utf8 else "replace")
 
 
-def _mistake(message: str) -> int:
+def _note(message: str) -> None:
     print(f"specrs: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+def _mistake(message: str) -> int:
+    _note(message)
     return 2

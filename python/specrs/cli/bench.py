@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..completion import Completion
+from ..files import json_lines
 from ..llama import Llama
 from ..sampling import Sampling
 from ..speculation.drafters import Drafter
@@ -125,7 +126,7 @@ def read_prompts(
         rows = [{"task": task, "prompt": text} for task, text in PROMPTS.items()]
     else:
         try:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows = [json.loads(line) for _, line in json_lines(path.read_bytes())]
             rows = [{"task": row["task"], "prompt": row["prompt"]} for row in rows]
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(

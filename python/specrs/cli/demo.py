@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 import specrs
 
 from .display import summary
-from .options import MaxTokens, Threads, check_max_tokens, given
+from .options import MaxTokens, ModelOption, Threads, check_max_tokens, given
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,11 +32,11 @@ DEMO_RECORDS = """\
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="Name or path of a model.")] = "smollm2-135m",
+    model: ModelOption = "smollm2-135m",
     max_tokens: MaxTokens = None,
     threads: Threads = None,
 ) -> None:
-    """Decode one prompt plainly and speculatively; exit with 1 unless both results are the same."""
+    """Show on one prompt what speculation brings; exit with 1 unless both texts are the same."""
     from rich.console import Console
 
     check_max_tokens(max_tokens)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ..decoding.stats import Stats
+from ..text import Chunk
 
 
 def readable_bytes(n: int) -> str:
@@ -23,10 +25,13 @@ def shortened(value: Any, limit: int = 70) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def printable(text: str) -> str:
-    """Escape what a terminal might obey: a file or a template may say anything."""
-    obeyed = (char.isprintable() or 0xDC80 <= ord(char) <= 0xDCFF for char in text)  # or of a path
-    return "".join(c if shown else ascii(c)[1:-1] for c, shown in zip(text, obeyed, strict=True))
+def printable(text: str, keep: str = "") -> str:
+    """Escape what a terminal might obey, all but `keep`: a file or a model may say anything."""
+    harmless = (
+        char.isprintable() or char in keep or 0xDC80 <= ord(char) <= 0xDCFF  # or of a path
+        for char in text
+    )
+    return "".join(c if shown else ascii(c)[1:-1] for c, shown in zip(text, harmless, strict=True))
 
 
 def summary(stats: Stats) -> str:
@@ -43,6 +48,18 @@ def summary(stats: Stats) -> str:
         parts.append(f"seed {stats.seed}")
     prompt = f"prompt {stats.prompt_tokens} at {stats.prefill_tokens_per_second:.0f} tokens/s"
     return ", ".join([*parts, prompt])
+
+
+def parted(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Give the chunks of a reply, with a line break at the end of its reasoning."""
+    thinking = False
+    for chunk in chunks:
+        thinking = thinking or chunk.reasoning != ""
+        if thinking and chunk.text:
+            thinking = False
+            yield replace(chunk, reasoning=chunk.reasoning + "\n")
+        else:
+            yield chunk
 
 
 @contextmanager

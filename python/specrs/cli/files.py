@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from typing import Annotated
 
@@ -12,17 +13,52 @@ import specrs
 from ..arguments import checked_positive
 from ..models import MODELS
 from ..models.hub import FORMS
+from ..models.packages import path_in_cache, remove_from_cache
 from .display import printable, readable_bytes, shortened
-from .options import Model, NCtx, Threads, given
+from .options import Model, NCtx, Threads, complete_model, given
 
 KNOWN = "; ".join(f"{name} (licence: {model.licence})" for name, model in MODELS.items())
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help=f"A known name: {KNOWN}. Or {FORMS}, or a path.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help=f"A known name: {KNOWN}. Or {FORMS}, or a path.",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="List the known names and which of them are here.")
+    ] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Delete the downloaded model of this name.")
+    ] = False,
 ) -> None:
-    """Download a model, unless it is there already, and print its path."""
-    print(specrs.pull(name))
+    """Download a model, unless it is here already, and print its path."""
+    if show:
+        if name is not None or remove:
+            raise ValueError("--list takes no name and excludes --remove")
+        for known, model in MODELS.items():
+            path = path_in_cache(model)
+            place = "not here" if path is None else str(path)
+            print(f"{known:<14}{readable_bytes(model.size):>10}  {place}  ({model.licence})")
+        return
+    if name is None:
+        raise ValueError("give the name of a model, or --list")
+    if not remove:
+        print(specrs.pull(name))
+        return
+    if name not in MODELS:
+        raise ValueError(
+            f"{name!r} is no name that specrs keeps models of; these are {', '.join(MODELS)}. "
+            f"The models of hf: names are in the cache of huggingface_hub: `hf cache` has them"
+        )
+    path = path_in_cache(MODELS[name])
+    remove_from_cache(MODELS[name])
+    print(f"{name} was not here" if path is None else f"removed {path}", file=sys.stderr)
 
 
 def inspect(
@@ -30,7 +66,7 @@ def inspect(
     n_ctx: NCtx = None,
     threads: Threads = None,
 ) -> None:
-    """Show what is in a model file and what it needs in memory."""
+    """Show what a model file holds and what memory it needs."""
     from .._specrs import GgufFile
 
     file = specrs.pull(model)

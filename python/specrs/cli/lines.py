@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..files import json_lines
 from ..llama import Llama
 from ..sampling import Sampling
 from ..serving.batch import Batch
-from ..serving.many import WINDOW, Many, Progress
+from ..serving.many import WINDOW, Many, Progress, order
 from ..serving.request import Request
 
 OWN = ("max_tokens", "stop")
@@ -43,7 +44,7 @@ def generate_lines(
     target: Path,
     options: Mapping[str, Any],
     *,
-    max_requests: int,
+    max_requests: int = 16,
     cache_bytes: int | None = None,
 ) -> tuple[int, int, int]:
     """Generate for every line of `source` whose id is not in `target`; append what comes of it.
@@ -62,24 +63,28 @@ def generate_lines(
     left = [line for line in lines if key_of(line.id) not in finished]
     failed = 0
     batch = llm.batch(max_requests=max_requests, cache_bytes=cache_bytes)
-    many = Many(batch, _adder(batch, options), left, WINDOW * max_requests, {})
+    add, window = _adder(batch, options), WINDOW * max_requests
+    many = Many(batch, add, left, window, {}, key=lambda line: order(_asked(line)))
     progress = Progress(len(left), shown=True)
     with target.open("ab") as out:
         try:
-            for number, _ in many.run():
-                line, completion = left[number], many.results[number]
-                progress.update(completion)
+            for number, _, outcome in many.run():
+                if outcome is None:  # cancelled
+                    continue
+                line = left[number]
+                progress.update(outcome)
                 result: dict[str, Any] = {"id": line.id}
-                if completion is None:
+                if isinstance(outcome, Exception):
                     failed += 1
-                    result["error"] = _message(many.errors.pop(number))
+                    result["error"] = _message(outcome)
                 else:
-                    result["text"] = completion.text
-                    result["finish_reason"] = completion.finish_reason
-                    stats, many.results[number] = completion.stats, None
+                    result["text"] = outcome.text
+                    if outcome.reasoning is not None:
+                        result["reasoning"] = outcome.reasoning
+                    result["finish_reason"] = outcome.finish_reason
                     result["usage"] = {
-                        "prompt_tokens": stats.prompt_tokens,
-                        "completion_tokens": stats.tokens_generated,
+                        "prompt_tokens": outcome.stats.prompt_tokens,
+                        "completion_tokens": outcome.stats.tokens_generated,
                     }
                 result["options"] = line.digest
                 out.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
@@ -89,11 +94,16 @@ def generate_lines(
     return len(left) - failed, len(finished), failed
 
 
+def _asked(line: Line) -> Any:
+    """Return the prompt or the messages of a line."""
+    return line.values.get("prompt", line.values.get("messages"))
+
+
 def read_lines(source: Path, common: str) -> list[Line]:
     """Read the input; ValueError for what has no or the same ids."""
     lines: list[Line] = []
     seen: dict[str, int] = {}
-    for number, text in _json_lines(source.read_bytes()):
+    for number, text in json_lines(source.read_bytes()):
         try:
             values = json.loads(text)
         except ValueError as error:
@@ -132,7 +142,7 @@ def _resume(target: Path, lines: Mapping[str, Line]) -> set[str]:
     data = target.read_bytes()
     whole = data.rfind(b"\n") + 1
     finished = set()
-    for number, text in _json_lines(data[:whole]):
+    for number, text in json_lines(data[:whole]):
         try:
             result = json.loads(text)
             key, digest = key_of(result["id"]), result["options"]
@@ -171,17 +181,11 @@ def _adder(batch: Batch, options: dict[str, Any]) -> Callable[[Line], Request]:
             raise ValueError(f"{next(iter(values))!r} is no option of a line; there are {known}")
         all_: Any = {**options, **own, "sampling": replace(options["sampling"], **drawn)}
         if messages is not None:
+            all_.pop("parse_special", None)  # no message spells tokens
             return batch.add_chat(messages, **all_)
         return batch.add(prompt, **all_)
 
     return add
-
-
-def _json_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Give number and bytes of every line that is not empty; only line feeds end one."""
-    for number, text in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if text.strip():
-            yield number, text
 
 
 def _digest(*parts: object) -> str:

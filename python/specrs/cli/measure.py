@@ -10,22 +10,38 @@ import typer
 
 import specrs
 
+from .bench import Contestant, compare, read_prompts, record, table
 from .display import progress_bar
-from .options import Device, MaxTokens, Model, NCtx, Threads, check_max_tokens, given, text_of
+from .options import (
+    Device,
+    MaxTokens,
+    Model,
+    ModelOption,
+    NCtx,
+    Threads,
+    check_max_tokens,
+    complete_model,
+    default_of,
+    given,
+    text_of,
+)
 
 
 def sparse_check(
     file: Annotated[Path, typer.Argument(help="A long text, the prompt.")],
-    model: Annotated[str, typer.Option(help="Name or path of a model.")] = "smollm2-135m",
+    model: ModelOption = "smollm2-135m",
     attention: Annotated[
-        str, typer.Option(help="auto, or a pattern such as 'SinkWindow(window=512)'.")
+        str, typer.Option(help="What is compared: auto, or a pattern as 'SinkWindow(window=512)'.")
     ] = "auto",
-    heat_map: Annotated[Path | None, typer.Option(help="Draw what was kept (matplotlib).")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Greedy tokens to compare.")] = 32,
+    heat_map: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw what was kept into a picture (needs matplotlib)."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate both ways.")] = 32,
     n_ctx: NCtx = None,
     threads: Threads = None,
 ) -> None:
-    """Compare sparse with exact prefill of a text: fidelity, density, speed, greedy tokens."""
+    """Tell what sparse attention does to a long text: how much it skips, gains and changes."""
     from ..attention.fidelity import check_heat_map
 
     check_max_tokens(max_tokens)
@@ -50,21 +66,39 @@ def sparse_check(
 def bench(
     model: Model,
     prompts: Annotated[
-        Path | None, typer.Option(help='JSON lines with "task" and "prompt"; default: built in.')
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='Lines of JSON, each with "task" and "prompt".',
+            show_default="a few that are built in",
+        ),
     ] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Measure this draft model too.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Most prompts.")] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Measure this draft model too.", autocompletion=complete_model
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Most prompts to use.", show_default="all")
+    ] = None,
     max_tokens: MaxTokens = None,
-    rounds: Annotated[int | None, typer.Option(help="Turns of each; medians count.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="How often to run each; the median counts.",
+            show_default=default_of(compare, "rounds"),
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures here.")
+    ] = None,
     n_ctx: NCtx = None,
     threads: Threads = None,
     device: Device = None,
 ) -> None:
-    """Measure speculation against plain decoding; exit with 1 if a token differs."""
+    """Measure how much faster speculation is; exit with 1 if a token differs."""
     import json
-
-    from .bench import Contestant, compare, read_prompts, record, table
 
     computing = given(threads=threads, device=device)  # of a draft model too
     loading = given(n_ctx=n_ctx) | computing

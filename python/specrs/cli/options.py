@@ -2,19 +2,86 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..llama import Llama
+from ..models import MODELS
+from ..structured.grammar import Grammar
+
+
+def default_of(function: Callable[..., Any], name: str) -> str:
+    """Return the default of a library's argument, for --help."""
+    return str(inspect.signature(function).parameters[name].default)
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Complete a model in a shell: known names, folders, and model files."""
+    found = [name for name in MODELS if name.startswith(incomplete)]
+    begun = incomplete.rpartition("/")[2]
+    folder = incomplete.removesuffix(begun)
+    with suppress(OSError):
+        for path in sorted(Path(folder or ".").iterdir()):
+            if path.name.startswith(begun) and (path.is_dir() or path.suffix == ".gguf"):
+                found.append(f"{folder}{path.name}{'/' if path.is_dir() else ''}")
+    return found
+
+
 # Options that reach the library under their own names; None leaves the choice to it.
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name or path of a model.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
-NCtx = Annotated[int | None, typer.Option(help="Positions of the context.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
-Device = Annotated[str | None, typer.Option(help="cpu, candle-cpu, metal or cuda.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Name or path of a model; `specrs pull --list` has names.",
+        autocompletion=complete_model,
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(help="Name or path of a model.", autocompletion=complete_model),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens to generate.", show_default=default_of(Llama.stream, "max_tokens")
+    ),
+]
+NCtx = Annotated[
+    int | None,
+    typer.Option(
+        help="Size of the context in tokens, prompt and result together.",
+        show_default="what the model file says",
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads.", show_default="one for each physical core")
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Where to run: cpu, candle-cpu, metal or cuda.", show_default="cpu"),
+]
+System = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="System message: what the model is told before all else."),
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="JSON list that describes tools the model may call."),
+]
+TemplateVariable = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE", help="Set a variable of the chat template, to JSON or else to text."
+    ),
+]
 
 
 def check_max_tokens(max_tokens: int | None) -> None:
@@ -24,20 +91,25 @@ def check_max_tokens(max_tokens: int | None) -> None:
 
 
 def stdin_text() -> str:
-    """Read the prompt from standard input."""
+    """Read the prompt from standard input, without the line break at its end, if there is one."""
     if sys.stdin is None:
         raise ValueError("standard input is closed; give the prompt with --prompt")
     try:
         text = sys.stdin.read()
         text.encode()  # some locales let any byte pass, as a surrogate
     except UnicodeError as error:
-        raise ValueError(
-            f"standard input is not UTF-8 text ({error}); convert it, or set PYTHONIOENCODING to "
-            f"its encoding"
-        ) from None
+        raise not_utf8(error) from None
     if not text:
         raise ValueError("standard input is empty; give the prompt there or with --prompt")
-    return text
+    return text.removesuffix("\n")
+
+
+def not_utf8(error: UnicodeError) -> ValueError:
+    """Return the error for standard input that is no text."""
+    return ValueError(
+        f"standard input is not UTF-8 text ({error}); convert it, or set PYTHONIOENCODING to "
+        f"its encoding"
+    )
 
 
 def seed_of(text: str) -> int | None:
@@ -60,6 +132,25 @@ def biases_of(texts: list[str] | None) -> dict[int, float] | None:
         except ValueError:
             raise ValueError(f"--logit-bias must be ID=NUMBER, not {text!r}") from None
     return biases or None
+
+
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+
+
+def unescaped(option: str, text: str) -> str:
+    r"""Read the escapes \n, \r, \t, \\ and \uXXXX in the value of an option."""
+
+    def character(match: re.Match[str]) -> str:
+        if match[1] in ESCAPES:
+            return ESCAPES[match[1]]
+        if len(match[1]) == 5:
+            return chr(int(match[1][1:], 16))
+        raise ValueError(
+            rf"{option} has {match[0]}, which means nothing: there are \n, \r, \t, \uXXXX, and "
+            rf"\\ for a backslash"
+        )
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.|\Z)", character, text, flags=re.DOTALL)
 
 
 def variables_of(texts: list[str] | None) -> dict[str, Any] | None:
@@ -85,6 +176,21 @@ def tools_of(file: Path) -> list[Any]:
     if not isinstance(tools, list):
         raise ValueError(f"{file} must be a JSON list of tools, not {type(tools).__name__}")
     return tools
+
+
+def grammar_of(schema: Path | None, rules: Path | None, pattern: str | None) -> Grammar | None:
+    """Read --json-schema, --grammar and --regex, of which there may be one."""
+    if sum(value is not None for value in (schema, rules, pattern)) > 1:
+        raise ValueError("--json-schema, --grammar and --regex exclude each other")
+    try:
+        if schema is not None:
+            return Grammar.json_schema(text_of(schema))
+        if rules is not None:
+            return Grammar.lark(text_of(rules))
+        return None if pattern is None else Grammar.regex(pattern)
+    except (ModuleNotFoundError, ValueError) as error:
+        where = "--regex" if pattern is not None else str(schema or rules)
+        raise ValueError(f"{where}: {error}") from None
 
 
 def text_of(file: Path) -> str:

@@ -10,20 +10,26 @@ import typer
 
 import specrs
 
-from .options import Device, NCtx, Threads, given, text_of
+from .options import Device, ModelOption, NCtx, Threads, given, text_of
 
 
 def score(
-    file: Annotated[Path, typer.Argument(help="A text; with --continuation, what stands before.")],
-    model: Annotated[str, typer.Option(help="Name or path of a model.")] = "smollm2-135m",
+    file: Annotated[
+        Path, typer.Argument(help="A text to score, or what stands before --continuation.")
+    ],
+    model: ModelOption = "smollm2-135m",
     continuation: Annotated[
-        list[str] | None, typer.Option(help="Score this after the text; several are compared.")
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="Score this after the text. Repeatable: several are compared."
+        ),
     ] = None,
     top_logprobs: Annotated[
-        int | None, typer.Option(help="Most likely tokens to tell at every place; needs --json.")
+        int | None,
+        typer.Option(help="With --json: tell this many likeliest tokens at every place."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Write a line of JSON for each, token by token.")
+        bool, typer.Option("--json", help="Print an object of JSON a line, token by token.")
     ] = False,
     n_ctx: NCtx = None,
     threads: Threads = None,

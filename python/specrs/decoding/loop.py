@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from .._specrs import ContextOverflow
 from ..attention.choice import Attention
 from ..sampling import Picker, Sampling
-from ..speculation.drafters import Draft, Drafter
+from ..speculation.drafters import Chain, Draft, Drafter, common_prefix
 from ..speculation.length import LengthPolicy
-from ..speculation.propose import call_policy
+from ..speculation.propose import call_policy, members_of
 from .step import Answer, Evaluation, FinishReason, Proposal, Step
 from .verify import verify
+
+if TYPE_CHECKING:
+    from ..structured.compiler import Compiled
 
 
 def room(
@@ -66,6 +70,7 @@ class Generation:
         progress: Called as `progress(done, total)` while the prompt is evaluated, in tokens; its
             exceptions cancel the generation.
         logprobs: How many of the most likely tokens to tell with every new one; None tells nothing.
+        grammar: What the text may be; None is anything.
     """
 
     prompt: Sequence[int]
@@ -79,6 +84,7 @@ class Generation:
     attention: Attention | None = None
     progress: Callable[[int, int], object] | None = None
     logprobs: int | None = None
+    grammar: Compiled | None = None
 
     def run(self, cached: int) -> Generator[Proposal | Evaluation | Step, Answer]:
         """Generate: yield what is to be drafted and evaluated, and step after step.
@@ -94,10 +100,16 @@ class Generation:
         limit = len(tokens) + room(len(tokens), self.n_ctx, self.max_tokens)
         history = list(tokens)  # the drafter's own: what it does to it cannot change the text
         sampling = self.sampling.seeded()
-        picker, length, drafter = Picker(sampling, tokens, self.logprobs), self.length, self.drafter
+        constraint = None if self.grammar is None else self.grammar.begin()
+        picker = Picker(sampling, tokens, self.logprobs, constraint)
+        length, drafter = self.length, self.drafter
         coupled = getattr(drafter, "coupled", None)
         if coupled is not None:
             drafter = coupled(sampling, len(tokens))
+        if drafter is not None and constraint is not None:
+            from ..speculation.forced import ForcedTokens
+
+            drafter = Chain(ForcedTokens(constraint), *members_of(drafter))
         start = cached
         finish_reason: FinishReason | None = None if len(tokens) < limit else "length"
         while finish_reason is None:
@@ -106,6 +118,8 @@ class Generation:
             draft = Draft()
             if drafter is not None and room_left > 0:
                 draft = yield Proposal(drafter, length, history, room_left, self.n_vocab)
+                if constraint is not None:
+                    del draft[constraint.allowed(draft) :]
             drafted = perf_counter()
             position, unseen = len(tokens), tokens[start:]
             evaluated = len(unseen) + len(draft)
@@ -119,15 +133,16 @@ class Generation:
                     prompt_length=position,
                 )
                 start, unseen = position - 1, unseen[-1:]
-            answer = yield Evaluation(start, unseen + draft, 1 + len(draft), picker.needs_logits)
-            picks = picker.picks(answer) if picker.needs_logits else picker.known(answer)
-            made = verify(picks, draft)
-            accepted = len(made) - 1
+            logits = picker.needs_logits(1 + len(draft))
+            answer = yield Evaluation(start, unseen + draft, 1 + len(draft), logits)
+            made = verify(picker.picks(answer) if logits else picker.known(answer), draft)
             for count, token in enumerate(made, 1):
                 if self.ends(token):
                     finish_reason = "stop"
                     del made[count:]
                     break
+            if finish_reason is None and constraint is not None and constraint.complete:
+                finish_reason = "stop"
             tokens += made
             history += made
             start = len(tokens) - 1
@@ -138,7 +153,7 @@ class Generation:
                 tokens=made,
                 drafter=draft.drafter if draft else None,
                 drafted=len(draft),
-                accepted=min(accepted, len(made)),
+                accepted=common_prefix(made, draft),
                 evaluated=evaluated,
                 draft_seconds=drafted - started,
                 verify_seconds=perf_counter() - drafted,

@@ -61,7 +61,9 @@ class Stats:
             self.verify_seconds += step.verify_seconds
         self.forward_calls += 1
         self.tokens_generated += len(step.tokens)
-        self.num_drafts += step.drafted > 0
+        if not step.drafted:
+            return
+        self.num_drafts += 1
         self.num_draft_tokens += step.drafted
         self.num_accepted_tokens += step.accepted
         counts = self.accepted_per_position

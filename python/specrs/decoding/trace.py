@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from ..files import json_lines, replace_file
 from ..sampling import TokenLogprob
 from .step import Step
 
@@ -30,22 +31,22 @@ class Trace(list[Step]):
         return [token for step in self for token in step.tokens]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON lines: the prompt, then a step in each."""
+        """Write JSON lines, atomically: the prompt, then a step in each."""
         head = {"format": _FORMAT, "prompt": self.prompt}
-        lines = [json.dumps(line) for line in (head, *map(asdict, self))]
-        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines = (head, *map(asdict, self))
+        replace_file(path, (json.dumps(line).encode() + b"\n" for line in lines))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Read what `save` wrote; OSError, or ValueError with the line that is wrong."""
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = list(json_lines(Path(path).read_bytes()))
         number = 1
         try:
-            head = json.loads(lines[0])
+            head = json.loads(lines[0][1])
             if head["format"] != _FORMAT:
                 raise ValueError(f"format {head['format']!r}")
             trace = cls(head["prompt"])
-            for number, line in enumerate(lines[1:], 2):  # noqa: B007 - the error names it
+            for number, line in lines[1:]:  # noqa: B007 - the error names it
                 trace.append(_step(json.loads(line)))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             names = ", ".join(field.name for field in fields(Step))

@@ -67,7 +67,7 @@ def is_intact(path: Path, size: int, sha256: str) -> bool:
             return False
         expected = _mark(path, sha256)
         with suppress(OSError, UnicodeDecodeError):
-            if _mark_path(path).read_text() == expected:
+            if mark_path(path).read_text() == expected:
                 return True
         with path.open("rb") as file:
             if copy(file) != sha256:
@@ -121,7 +121,8 @@ def disk_full(folder: Path, need: int) -> OSError:
     )
 
 
-def _mark_path(path: Path) -> Path:
+def mark_path(path: Path) -> Path:
+    """Return where the mark of a file is that passed."""
     return path.with_name(f"{path.name}.verified")
 
 
@@ -134,4 +135,4 @@ def _mark(path: Path, sha256: str) -> str:
 def _write_mark(path: Path, mark: str) -> None:
     # A cache that cannot be written to, or half a mark: the digest is computed again, no more.
     with suppress(OSError):
-        _mark_path(path).write_text(mark)
+        mark_path(path).write_text(mark)

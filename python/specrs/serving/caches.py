@@ -57,14 +57,17 @@ class Caches:
         found, node = 0, None
         if self._prefixes is not None and sequence.shareable:
             found, node = self._prefixes.find(sequence.tokens, sequence.salt)
-            found = min(found, len(sequence.tokens) - 1)
+            found = min(found, sequence.reusable)
+        promised = sum(max(0, pages_of(s.most()) - len(s.table)) for s in others)
+        need = self.most(sequence) - found // PAGE + promised
+        if others and self._pages.busy + need > self.total:
+            return False
         # Taken first, so that it cannot be forgotten to make room for the rest.
         if node is not None and found and self._prefixes is not None:
             session, table = self._prefixes.take(node, found)
         else:
             session, table, found = self._new_session(), [], 0
-        promised = sum(max(0, pages_of(s.most()) - len(s.table)) for s in others)
-        room = self._make_room(self.most(sequence) - found // PAGE + promised)
+        room = self._make_room(need)
         if not room and not others:  # what is not sure to suffice is better than nothing
             least = pages_of(len(sequence.tokens) + 1) + AHEAD + sequence.extra_pages
             room = self._make_room(least - found // PAGE)
@@ -81,6 +84,8 @@ class Caches:
         pages = self._pages
         while True:
             need = pages.missing(sequence.table, sequence.computed, count)
+            if not need:
+                return True
             if pages.used + need <= pages.total:
                 pages.grow(sequence.table, sequence.computed, count)
                 return True

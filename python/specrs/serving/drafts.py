@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from ..decoding.step import Proposal
 from ..speculation.adaptive import Acceptance, Source, class_of
-from ..speculation.costs import ForwardCost
 from ..speculation.drafters import Draft, Drafter
 from ..speculation.length import Outcome
 from ..speculation.propose import checked_draft, how_many, kept, members_of, proposal_of
@@ -68,21 +67,33 @@ class Drafts:
     the drafts of others.
 
     Args:
-        cost: Seconds of a pass by its rows.
+        cost: Seconds of a pass by its rows, and by the positions that they look at in all.
         exploration: Part of the time that may be lost on trying what does not seem to pay.
+        clock: Tells how long drafters take.
     """
 
     FADING = 0.99
     UNTRIED = 4  # tokens asked of a drafter as long as it is not known what they cost
 
-    def __init__(self, cost: ForwardCost, exploration: float = 0.01) -> None:
+    def __init__(
+        self,
+        cost: Callable[[int, int], float],
+        exploration: float = 0.01,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self._cost = cost
+        self._clock = clock
         self._exploration = exploration
         self._rows = 1  # of the next pass, without drafts and prompts
+        self._back = 0  # positions that each of them looks at, on average
         self._draft_costs: dict[str, float] = {}  # seconds per token
         self._total, self._explored = 0.0, 0.0
         self._made, self._spent = 0.0, 0.0  # lately: tokens, and the time of steps without drafts
         self._slower = 1.0  # how long the pass takes, in that unit
+
+    def _time(self, rows: int) -> float:
+        """Seconds of a pass of so many rows that look back as far as those of now."""
+        return self._cost(rows, rows * self._back)
 
     def note(self, tokens: int) -> None:
         """Take note of how many tokens a step made."""
@@ -95,9 +106,11 @@ class Drafts:
 
     def ask(
         self, asking: list[Sequence], running: list[Sequence]
-    ) -> Iterator[tuple[Sequence, Draft | Exception]]:
+    ) -> Iterator[tuple[Sequence, Draft | BaseException]]:
         """Give the drafts to verify, or what went wrong, of the sequences that are `asking`."""
-        self._rows = max(1, sum(not s.prefilling for s in running))
+        going = [len(s.tokens) for s in running if not s.prefilling]
+        self._rows = max(1, len(going))
+        self._back = sum(going) // self._rows
         shared: list[tuple[Sequence, Draft, list[float]]] = []
         fixed = 0  # rows of drafts that are not to choose from
         for sequence, draft in self._proposals(asking).items():
@@ -106,17 +119,17 @@ class Drafts:
                 source = draft.drafter, class_of(draft.matched)
                 shared.append((sequence, draft, length.acceptance(source).gains(len(draft))))
             else:
-                fixed += 0 if isinstance(draft, Exception) else len(draft)
+                fixed += 0 if isinstance(draft, BaseException) else len(draft)
                 yield sequence, draft
         counts = self._chosen([gains for _, _, gains in shared], self._rows + fixed)
-        self._slower = self._cost(self._rows + fixed + sum(counts)) / self._cost(self._rows)
+        self._slower = self._time(self._rows + fixed + sum(counts)) / self._time(self._rows)
         for (sequence, draft, _), count in zip(shared, counts, strict=True):
             del draft[count:]
             yield sequence, draft
 
-    def _proposals(self, asking: list[Sequence]) -> dict[Sequence, Draft | Exception]:
+    def _proposals(self, asking: list[Sequence]) -> dict[Sequence, Draft | BaseException]:
         """Ask everybody's drafter; of chains each member until one has a draft."""
-        found: dict[Sequence, Draft | Exception] = {sequence: Draft() for sequence in asking}
+        found: dict[Sequence, Draft | BaseException] = {sequence: Draft() for sequence in asking}
         open_ = [(s, s.asked, members_of(s.asked.drafter)) for s in asking if s.asked is not None]
         turn = 0
         while open_:
@@ -125,7 +138,7 @@ class Drafts:
                 member = members[turn]
                 try:
                     k = how_many(member, proposal.length, proposal.room)
-                except Exception as error:
+                except BaseException as error:
                     found[sequence] = error
                     continue
                 if k:
@@ -140,10 +153,10 @@ class Drafts:
             open_ = [o for o in open_ if found[o[0]] == [] and turn < len(o[2])]
         return found
 
-    def _group(self, group: list[Asked]) -> dict[Sequence, Draft | Exception]:
+    def _group(self, group: list[Asked]) -> dict[Sequence, Draft | BaseException]:
         """Ask a drafter for all its generations."""
-        started = perf_counter()
-        drafts: dict[Sequence, Draft | Exception] = {}
+        started = self._clock()
+        drafts: dict[Sequence, Draft | BaseException] = {}
         proposals = None
         alone = self._rows == len(group) == 1
         if not alone and hasattr(group[0].member, "propose_many"):
@@ -156,11 +169,11 @@ class Drafts:
                 else:
                     draft = checked_draft(one.member, proposals[i], one.k, wanted.n_vocab)
                 drafts[one.sequence] = kept(wanted.length, draft)
-            except Exception as error:
+            except BaseException as error:
                 drafts[one.sequence] = error
         count = sum(len(draft) for draft in drafts.values() if isinstance(draft, Draft))
         if count:
-            self._note(type(group[0].member).__name__, (perf_counter() - started) / count)
+            self._note(type(group[0].member).__name__, (self._clock() - started) / count)
         return drafts
 
     def _note(self, drafter: str, seconds: float) -> None:
@@ -174,21 +187,21 @@ class Drafts:
         per_token = self._draft_costs.get(drafter)
         if per_token is None:
             return min(self.UNTRIED, policy.max_length)
-        if per_token < 0.01 * self._cost(1):
+        if per_token < 0.01 * self._time(1):
             return policy.max_length
         gains = policy.acceptance((drafter, 0)).gains(policy.max_length)
         rows = self._rows
-        plain, rate = self._cost(rows), self._rate(rows)
+        plain, rate = self._time(rows), self._rate(rows)
         best = max(
             range(len(gains)),
-            key=lambda k: gains[k] - rate * (self._cost(rows + k) - plain + k * per_token),
+            key=lambda k: gains[k] - rate * (self._time(rows + k) - plain + k * per_token),
         )
-        return best or self._trial(self._cost(rows + 1) - plain + per_token)
+        return best or self._trial(self._time(rows + 1) - plain + per_token)
 
     def _rate(self, rows: int) -> float:
         """Tokens per second of late, at least those without drafts."""
         gain = self._made / self._spent if self._spent else 1.0
-        return max(1.0, gain) * rows / self._cost(rows)
+        return max(1.0, gain) * rows / self._time(rows)
 
     def _chosen(self, gains: list[list[float]], rows: int) -> list[int]:
         """Return how many tokens of each draft to verify.
@@ -199,7 +212,7 @@ class Drafts:
         """
         if not gains:
             return []
-        plain, rate = self._cost(rows), self._rate(rows)
+        plain, rate = self._time(rows), self._rate(rows)
         self._total += plain
         likely = sorted(
             (
@@ -214,7 +227,7 @@ class Drafts:
         for taken, (chance, _, draft) in enumerate(likely, 1):
             counts[draft] += 1
             expected += chance
-            slower = self._cost(rows + taken) / plain
+            slower = self._time(rows + taken) / plain
             value = expected - rate * plain * (slower - 1)
             if value > worth:
                 # Who has no draft, or a short one, is slowed down by those of others.
@@ -224,7 +237,7 @@ class Drafts:
             elif chance * 40 < 1:
                 break
         if not any(best):
-            best[likely[0][2]] = self._trial(self._cost(rows + 1) - plain)
+            best[likely[0][2]] = self._trial(self._time(rows + 1) - plain)
         return best
 
     def _trial(self, loss: float) -> int:
@@ -254,7 +267,7 @@ def _together(group: list[Asked]) -> list[Any] | None:
     drafters = [[one.member for one in group]] if hasattr(first, "origin") else []
     try:
         proposals = list(origin.propose_many(histories, ks, *drafters))
-    except Exception:
+    except BaseException:
         return None  # each alone will tell whose fault it was
     intact = lengths == [len(history) for history in histories]
     return proposals if intact and len(proposals) == len(group) else None

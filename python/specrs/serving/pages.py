@@ -43,8 +43,9 @@ class Pages:
 
     def missing(self, table: Table, length: int, count: int) -> int:
         """Return how many pages more it takes to append `count` positions at `length`."""
-        end = -(-(length + count) // PAGE)
-        first = length // PAGE
+        first, end = length // PAGE, -(-(length + count) // PAGE)
+        if end == first + 1 <= len(table):  # nearly always: the page of the last position
+            return int(self._holders[table[first]] > 1)
         shared = sum(self._holders[page] > 1 for page in table[first:end])
         return shared + max(0, end - max(first, len(table)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from itertools import count
+from weakref import ref
 
 from .._specrs import Session
 from ..speculation.drafters import common_prefix
@@ -22,7 +23,7 @@ class Node:
         used: When somebody looked it up last.
     """
 
-    __slots__ = ("children", "end", "parent", "session", "table", "tokens", "used")
+    __slots__ = ("__weakref__", "_parent", "children", "end", "session", "table", "tokens", "used")
 
     def __init__(
         self,
@@ -39,6 +40,15 @@ class Node:
         self.table = table
         self.children: dict[int, Node] = {}  # by their first id
         self.used = 0
+
+    @property
+    def parent(self) -> Node | None:
+        """The node above; not held, so that sessions go with the tree, not with the collector."""
+        return None if self._parent is None else self._parent()
+
+    @parent.setter
+    def parent(self, parent: Node | None) -> None:
+        self._parent = None if parent is None else ref(parent)
 
 
 class Prefixes:

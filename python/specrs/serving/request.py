@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,11 @@ class Request:
     def __init__(self, stream: Stream, sequence: Sequence, check: Callable[[], None]) -> None:
         self._stream = stream
         self._sequence = sequence
-        self._check = check  # raises where nobody will ever answer
+        self._check = check  # raises where whoever waits would do so for ever
         self._lock = threading.Lock()
         self._chunks: list[Chunk] = []
         self._completion: Completion | None = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._done = False
         self._waiters: list[Waiter] = []  # for the next chunk, or the end
         self._enders: list[Waiter] = []  # for the end
@@ -62,7 +63,7 @@ class Request:
             raise TimeoutError(f"the request is not done after {timeout} s; it goes on")
         return self._outcome()
 
-    def exception(self) -> BaseException | None:
+    def exception(self) -> Exception | None:
         """Return what went wrong with a request that is over; None if nothing did."""
         return self._error
 
@@ -107,6 +108,13 @@ class Request:
                 self._outcome()
                 return
 
+    def __repr__(self) -> str:
+        if self._error is not None:
+            return f"<Request, failed: {self._error!r}>"
+        if self._completion is not None:
+            return f"<Request, done: {self._completion!r}>"
+        return f"<Request, {self.stats.tokens_generated} tokens so far>"
+
     def _outcome(self) -> Completion:
         if self._error is not None:
             raise self._error
@@ -115,9 +123,6 @@ class Request:
 
     def _enlist(self, waiters: list[Waiter], at: int | None, waiter: Waiter) -> bool:
         """Have `waiter` called at the next change; False if there is something to take already."""
-        if self._done:
-            return False
-        self._check()
         with self._lock:
             if self._done or (at is not None and len(self._chunks) > at):
                 return False
@@ -126,18 +131,25 @@ class Request:
 
     def _wait(self, waiters: list[Waiter], at: int | None, timeout: float | None) -> bool:
         """Wait for more than `at` chunks, or the end; False if that took too long."""
-        changed = threading.Event()
-        waiter = changed.set
-        if not self._enlist(waiters, at, waiter) or changed.wait(timeout):
+        if self._done:
             return True
-        with self._lock:
-            if waiter in waiters:
-                waiters.remove(waiter)
-        return self._done
+        self._check()
+        waiter = threading.Event()
+        if not self._enlist(waiters, at, waiter.set):
+            return True
+        try:
+            return waiter.wait(timeout) or self._done
+        finally:
+            with self._lock:
+                if waiter.set in waiters:
+                    waiters.remove(waiter.set)
 
     async def _wait_async(self, waiters: list[Waiter], at: int | None) -> None:
         from asyncio import get_running_loop
 
+        if self._done:
+            return
+        self._check()
         loop = get_running_loop()
         waiter = _Future(loop, loop.create_future())
         if self._enlist(waiters, at, waiter):
@@ -153,7 +165,7 @@ class Request:
             self._waiters.clear()
             return called
 
-    def _end(self, error: BaseException | None = None) -> list[Waiter]:
+    def _end(self, error: Exception | None = None) -> list[Waiter]:
         """End; return whom to call."""
         with self._lock:
             if self._done:
@@ -189,7 +201,10 @@ def wake(waiters: list[Waiter]) -> None:
         if isinstance(waiter, _Future):
             loops.setdefault(waiter.loop, []).append(waiter.future)
         else:
-            waiter()
+            try:
+                waiter()
+            except Exception as error:  # its fault keeps nobody else waiting
+                sys.excepthook(type(error), error, error.__traceback__)
     for loop, futures in loops.items():
         try:
             loop.call_soon_threadsafe(_resolve, futures)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ..speculation.costs import ForwardCost
+import math
+
 from ..speculation.drafters import common_prefix
 from .caches import Caches
+from .cost import Cost, positions_seen
 from .pages import PAGE
 from .sequence import Piece, Sequence
 
@@ -27,7 +29,7 @@ class Scheduler:
 
     Args:
         caches: Who gives out sessions and memory.
-        cost: Seconds of a pass by its rows.
+        cost: Seconds of a pass.
         max_requests: Most sequences that run at once.
 
     Attributes:
@@ -37,7 +39,7 @@ class Scheduler:
         failed: Those that turned out not to fit, and why; they are still in their list.
     """
 
-    def __init__(self, caches: Caches, cost: ForwardCost, max_requests: int) -> None:
+    def __init__(self, caches: Caches, cost: Cost, max_requests: int) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.paused = 0
@@ -85,16 +87,21 @@ class Scheduler:
         pieces = [s.piece(s.missing) for s in decoding if self._grow(s, s.missing)]
         if prompts:
             rows = sum(len(piece.tokens) for piece in pieces)
-            left = self._prompt_rows(rows) if rows else PASS
+            seen = sum(positions_seen(p.sequence.computed, len(p.tokens)) for p in pieces)
+            most = max(STEPS * self._cost(rows, seen), PATIENCE) if pieces else math.inf
+            least = 1  # somebody's prompt goes on, whatever it costs
             per_row = self._cost(PASS) / PASS
             prompts.sort(key=lambda s: s.missing * per_row - (now - s.admitted))
             for sequence in prompts:
-                count = _cut(sequence, left)
+                start = sequence.computed
+                count = _cut(sequence, max(least, self._fitting(rows, seen, start, most)))
                 if count and self._grow(sequence, count):
                     piece = sequence.piece(count)
                     piece.prompt = True
                     pieces.append(piece)
-                    left -= len(piece.tokens)
+                    rows += len(piece.tokens)
+                    seen += positions_seen(start, len(piece.tokens))
+                    least = 0
         # Some may have been paused for others that came after them.
         return [piece for piece in pieces if piece.sequence.session is not None]
 
@@ -152,13 +159,19 @@ class Scheduler:
         )
         self.failed.append((sequence, MemoryError(message)))
 
-    def _prompt_rows(self, rows: int) -> int:
-        """How many rows of prompts fit into a pass of `rows` others without stalling these."""
-        most = max(STEPS * self._cost(rows), PATIENCE)
-        low, high = 1, max(1, PASS - rows)
+    def _fitting(self, rows: int, seen: int, start: int, most: float) -> int:
+        """How many rows of a prompt fit into a pass of `most` seconds.
+
+        Args:
+            rows: Those of others.
+            seen: Positions that these look at.
+            start: Where the prompt goes on.
+            most: Seconds of the pass.
+        """
+        low, high = 0, PASS - rows
         while low < high:
             middle = (low + high + 1) // 2
-            if self._cost(rows + middle) <= most:
+            if self._cost(rows + middle, seen + positions_seen(start, middle)) <= most:
                 low = middle
             else:
                 high = middle - 1

@@ -73,6 +73,14 @@ class Sequence:
         return wanted.start + len(wanted.tokens) - self.computed
 
     @property
+    def reusable(self) -> int:
+        """How many positions others may have computed for it: what it wants takes a row."""
+        wanted = self.wanted
+        if wanted is None:
+            return len(self.tokens) - 1
+        return wanted.start + len(wanted.tokens) - max(1, wanted.positions)
+
+    @property
     def prefilling(self) -> bool:
         """Whether more is missing than a token and its draft."""
         drafted = 0 if self.wanted is None else max(0, self.wanted.positions - 1)

@@ -12,8 +12,8 @@ from .._specrs import Lease, Session
 from ..decoding.loop import Generation
 from ..decoding.step import Answer, Proposal, Step
 from ..speculation.adaptive import AdaptiveLength
-from ..speculation.costs import MeasuredCost
 from .caches import Caches
+from .cost import Cost, positions_seen
 from .drafts import Drafts, SharedLength
 from .pages import Pages
 from .prefixes import Prefixes
@@ -69,7 +69,7 @@ class Steps:
         *,
         max_requests: int,
         keep_prefixes: bool,
-        cost: MeasuredCost,
+        cost: Cost,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         prefixes = Prefixes(pages) if keep_prefixes else None
@@ -80,7 +80,7 @@ class Steps:
         self._model = model
         self._cost = cost
         self._clock = clock
-        self.drafts = Drafts(cost)
+        self.drafts = Drafts(cost, clock=clock)
         self._events: dict[Sequence, Event] = {}
 
     @property
@@ -127,7 +127,7 @@ class Steps:
         asking = [s for s in scheduler.running if s.asked is not None]
         if asking:
             for sequence, answer in self.drafts.ask(asking, scheduler.running):
-                if isinstance(answer, Exception):
+                if isinstance(answer, BaseException):
                     self._end(sequence, answer)
                 else:
                     self._advance(sequence, answer)
@@ -141,42 +141,42 @@ class Steps:
             self._take(piece, answer)
         return sorted(self._events.values(), key=lambda event: event.sequence.number)
 
-    def _evaluate(self, pieces: list[Piece]) -> list[Answer | Exception]:
+    def _evaluate(self, pieces: list[Piece]) -> list[Answer | BaseException]:
         """Evaluate all pieces; what is wanted of each, or why there is none."""
         together = [piece for piece in pieces if piece.attention is None]
-        answers: dict[int, Any] = {}
-        started = self._clock()
-        if together:
-            answers = dict(zip(map(id, together), self._together(together), strict=True))
-            seconds = self._clock() - started
-            rows = sum(len(piece.tokens) for piece in together)
-            self._cost.update(rows, seconds)
-            self.passes += 1
-            self.rows += rows
-            self.prefill_rows += sum(len(piece.tokens) for piece in together if piece.prompt)
-            self.seconds += seconds
-        for piece in pieces:
-            if piece.attention is not None:
-                answers[id(piece)] = self._alone(piece)
-        return [answers[id(piece)] for piece in pieces]
+        answers = iter(self._together(together)) if together else iter(())
+        return [next(answers) if p.attention is None else self._alone(p) for p in pieces]
 
-    def _together(self, pieces: list[Piece]) -> Many[Answer | Exception]:
+    def _together(self, pieces: list[Piece]) -> Many[Answer | BaseException]:
         inputs, choose = [], []
+        rows = seen = of_prompts = 0
         for piece in pieces:
-            wanted, lease = piece.sequence.wanted, piece.sequence.lease
+            sequence, count = piece.sequence, len(piece.tokens)
+            wanted, lease = sequence.wanted, sequence.lease
             assert wanted is not None
             assert lease is not None
             inputs.append((lease, piece.tokens, piece.positions))
             choose.append(not wanted.logits)
+            rows += count
+            seen += positions_seen(sequence.computed, count)
+            of_prompts += count if piece.prompt else 0
+        started = self._clock()
         try:
-            return self._model.forward_many(inputs, choose=choose)
-        except Exception as error:
+            answers = self._model.forward_many(inputs, choose=choose)
+        except BaseException as error:
             if len(pieces) == 1:
                 return [error]
             # Nobody's session has changed; alone, only the one at fault fails.
             return [self._together([piece])[0] for piece in pieces]
+        seconds = self._clock() - started
+        self._cost.update(rows, seen, seconds)
+        self.passes += 1
+        self.rows += rows
+        self.prefill_rows += of_prompts
+        self.seconds += seconds
+        return answers
 
-    def _alone(self, piece: Piece) -> Answer | Exception:
+    def _alone(self, piece: Piece) -> BaseException | None:
         """Evaluate a piece of a prompt that does not look at everything."""
         lease = piece.sequence.lease
         assert lease is not None
@@ -185,21 +185,21 @@ class Steps:
             lease.prefill(
                 piece.tokens, attention=piece.attention, positions=0, prompt_length=prompt_length
             )
-        except Exception as error:
+        except BaseException as error:
             return error
         return None
 
-    def _take(self, piece: Piece, answer: Answer | Exception) -> None:
+    def _take(self, piece: Piece, answer: Answer | BaseException) -> None:
         """Give a sequence what came of its piece."""
         sequence, wanted = piece.sequence, piece.sequence.wanted
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             self._end(sequence, answer)
             return
         sequence.computed += len(piece.tokens)
         if wanted is not None and wanted.progress is not None:
             try:
                 wanted.progress(max(0, sequence.computed - wanted.start), len(wanted.tokens))
-            except Exception as error:
+            except BaseException as error:
                 self._end(sequence, error)
                 return
         if piece.last:
@@ -222,7 +222,7 @@ class Steps:
                 event = next(loop)
         except StopIteration:
             self._end(sequence, keep=len(sequence.tokens) - 1)
-        except Exception as error:
+        except BaseException as error:
             self._end(sequence, error)
         else:
             if isinstance(event, Proposal):
@@ -230,11 +230,14 @@ class Steps:
             else:
                 sequence.wanted = event
 
-    def _end(self, sequence: Sequence, error: Exception | None = None, keep: int = 0) -> None:
+    def _end(self, sequence: Sequence, error: BaseException | None = None, keep: int = 0) -> None:
         if sequence.loop is not None:
             sequence.loop.close()
+        # What its drafter has in memory goes with them.
+        sequence.asked = sequence.wanted = None
         event = self._event(sequence)
-        event.ended, event.error = True, error
+        event.ended = True
+        event.error = None if error is None else as_exception(error)
         self.scheduler.leave(sequence, keep)
 
     def _event(self, sequence: Sequence) -> Event:
@@ -242,3 +245,12 @@ class Steps:
         if event is None:
             event = self._events[sequence] = Event(sequence)
         return event
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return what a request fails with: the SystemExit of a callback is to end nobody else."""
+    if isinstance(error, Exception):
+        return error
+    failed = RuntimeError(f"what was called for the request raised {error!r}")
+    failed.__cause__ = error
+    return failed

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ..arguments import checked_bool, checked_positive
+from ..arguments import checked_bool
 from ..completion import Completion
-from ..speculation.costs import ASSUMED_OF_PASSES, MeasuredCost
+from ..options import ManyOptionsOfChat, ManyOptionsOfText, Options
 from ..text import Chunk
-from .batch import Batch
-from .many import WINDOW, BatchError, Many, Progress
+from .batch import Batch, check_request_options
+from .cost import PassCost
+from .many import WINDOW, BatchError, BatchInterrupted, Many, Progress, collected, lists_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     Prompt = str | Sequence[int]
 
 
@@ -21,9 +25,9 @@ class ManyTexts:
     """The methods of `Llama` for many texts; every result is that of `generate`, to the bit."""
 
     @cached_property
-    def _pass_cost(self) -> MeasuredCost:
+    def _pass_cost(self) -> PassCost:
         """What passes cost that texts share, learned by all batches together."""
-        return MeasuredCost(ASSUMED_OF_PASSES)
+        return PassCost()
 
     def batch(
         self,
@@ -61,11 +65,9 @@ class ManyTexts:
         self,
         prompts: Iterable[Prompt],
         *,
-        max_requests: int = 16,
-        cache_bytes: int | None = None,
         show_progress: bool = False,
         return_errors: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[ManyOptionsOfText],
     ) -> list[Completion]: ...
 
     @overload
@@ -73,22 +75,18 @@ class ManyTexts:
         self,
         prompts: Iterable[Prompt],
         *,
-        max_requests: int = 16,
-        cache_bytes: int | None = None,
         show_progress: bool = False,
         return_errors: bool,
-        **options: Any,
+        **options: Unpack[ManyOptionsOfText],
     ) -> list[Completion | Exception]: ...
 
     def generate_many(
         self,
         prompts: Iterable[Prompt],
         *,
-        max_requests: int = 16,
-        cache_bytes: int | None = None,
         show_progress: bool = False,
         return_errors: bool = False,
-        **options: Any,
+        **options: Unpack[ManyOptionsOfText],
     ) -> Any:
         """Generate after each of many prompts; return the completions in the order of the prompts.
 
@@ -97,31 +95,27 @@ class ManyTexts:
 
         Args:
             prompts: Texts or lists of ids, in any iterable; it is read as they are needed.
-            max_requests: Most prompts that run at once.
-            cache_bytes: As for `batch`.
             show_progress: Tell on stderr how far it is, if that is a terminal.
             return_errors: Return what goes wrong with a prompt in its place.
-            **options: As for `generate`, but without `session`. `sampling`, `drafter` and
-                `max_tokens` may be a list with a value for each prompt.
+            **options: `max_requests` and `cache_bytes`, as for `batch`; all others as for
+                `generate`, but without `session`. `sampling`, `drafter`, `max_tokens` and
+                `grammar` may be a list with a value for each prompt.
 
         Raises BatchError once all others are done if some failed, unless `return_errors`;
         BatchInterrupted, a KeyboardInterrupt with what is done, on Ctrl-C; TypeError or ValueError
         at once for arguments that are wrong for all.
         """
-        return self._collected(
-            "add", prompts, max_requests, cache_bytes, show_progress, return_errors, options
-        )
+        many = self._many("generate_many", prompts, options)
+        return _results(many, prompts, show_progress, return_errors)
 
     @overload
     def chat_many(
         self,
         conversations: Iterable[Any],
         *,
-        max_requests: int = 16,
-        cache_bytes: int | None = None,
         show_progress: bool = False,
         return_errors: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[ManyOptionsOfChat],
     ) -> list[Completion]: ...
 
     @overload
@@ -129,91 +123,72 @@ class ManyTexts:
         self,
         conversations: Iterable[Any],
         *,
-        max_requests: int = 16,
-        cache_bytes: int | None = None,
         show_progress: bool = False,
         return_errors: bool,
-        **options: Any,
+        **options: Unpack[ManyOptionsOfChat],
     ) -> list[Completion | Exception]: ...
 
     def chat_many(
         self,
         conversations: Iterable[Any],
         *,
-        max_requests: int = 16,
-        cache_bytes: int | None = None,
         show_progress: bool = False,
         return_errors: bool = False,
-        **options: Any,
+        **options: Unpack[ManyOptionsOfChat],
     ) -> Any:
         """Reply to each of many conversations, as `chat` does; otherwise as `generate_many`."""
-        return self._collected(
-            "add_chat",
-            conversations,
-            max_requests,
-            cache_bytes,
-            show_progress,
-            return_errors,
-            options,
-        )
+        many = self._many("chat_many", conversations, options)
+        return _results(many, conversations, show_progress, return_errors)
 
     def stream_many(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_requests: int = 16,
-        cache_bytes: int | None = None,
-        **options: Any,
+        self, prompts: Iterable[Prompt], **options: Unpack[ManyOptionsOfText]
     ) -> Iterator[tuple[int, Chunk]]:
         """Generate after each of many prompts; give (index of the prompt, chunk) as they come.
 
-        Arguments and errors are those of `generate_many`. Closing the iterator cancels the rest.
+        Arguments and errors are those of `generate_many`, but nothing is kept of what was given.
+        Closing the iterator cancels the rest.
         """
-        many = self._many("add", prompts, max_requests, cache_bytes, options)
-        return _chunks(many)
+        return _chunks(self._many("stream_many", prompts, options))
 
-    def _collected(
-        self,
-        method: str,
-        prompts: Iterable[Any],
-        max_requests: int,
-        cache_bytes: int | None,
-        show_progress: bool,
-        return_errors: bool,
-        options: dict[str, Any],
-    ) -> list[Any]:
-        shown = checked_bool("show_progress", show_progress)
-        in_place = checked_bool("return_errors", return_errors)
-        many = self._many(method, prompts, max_requests, cache_bytes, options)
-        progress = Progress(len(prompts) if isinstance(prompts, Sized) else None, shown=shown)
-        try:
-            for number, _ in many.run():
-                progress.update(many.results[number])
-        finally:
-            progress.close()
-        if many.errors and not in_place:
-            raise BatchError(many.results, many.errors)
-        return [many.errors.get(i, result) for i, result in enumerate(many.results)]
-
-    def _many(
-        self,
-        method: str,
-        prompts: Iterable[Any],
-        max_requests: int,
-        cache_bytes: int | None,
-        options: dict[str, Any],
-    ) -> Many:
-        batch = self.batch(max_requests=max_requests, cache_bytes=cache_bytes)
-        window = WINDOW * checked_positive("max_requests", max_requests)
-        many = Many(batch, getattr(batch, method), prompts, window, options)
-        many.check()
+    def _many(self, method: str, prompts: Iterable[Any], options: Any) -> Many:
+        """Check the options and prepare to run all prompts."""
+        chats = method == "chat_many"
+        check_request_options(method, options, ManyOptionsOfChat if chats else ManyOptionsOfText)
+        own: dict[str, Any] = dict(options)
+        of_batch = {name: own.pop(name) for name in ("max_requests", "cache_bytes") if name in own}
+        batch = self.batch(**of_batch)
+        kind, add = ("conversations", batch.add_chat) if chats else ("prompts", batch.add)
+        many = Many(batch, add, prompts, WINDOW * batch.max_requests, own, kind=kind)
+        # What is wrong for all is wrong at once, whatever the prompts.
+        lists = lists_of(own)
+        common = {n: v for n, v in own.items() if n in Options.__annotations__ and n not in lists}
+        llm: Any = self
+        llm.stream([0], **common)
         return many
+
+
+def _results(many: Many, prompts: object, show_progress: bool, return_errors: bool) -> list[Any]:
+    """Run all prompts and return what became of them."""
+    in_place = checked_bool("return_errors", return_errors)
+    shown = checked_bool("show_progress", show_progress)
+    total = len(prompts) if isinstance(prompts, Sized) else None
+    results, errors = collected(many, Progress(total, shown=shown))
+    if errors and not in_place:
+        raise BatchError(results, errors)
+    return [errors.get(i, result) for i, result in enumerate(results)]
 
 
 def _chunks(many: Many) -> Iterator[tuple[int, Chunk]]:
     """Give what `stream_many` gives."""
-    for number, chunk in many.run(chunks=True):
-        if chunk is not None:
-            yield number, chunk
-    if many.errors:
-        raise BatchError(many.results, many.errors)
+    errors: dict[int, Exception] = {}
+    try:
+        with closing(many.run(chunks=True)) as events:
+            for number, chunks, outcome in events:
+                for chunk in chunks:
+                    yield number, chunk
+                if isinstance(outcome, Exception):
+                    errors[number] = outcome
+    except KeyboardInterrupt:
+        raise BatchInterrupted([], errors) from None
+    if errors:
+        raise BatchError([], errors)

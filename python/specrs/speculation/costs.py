@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Protocol
 
@@ -73,10 +74,15 @@ class MeasuredCost:
         # The less the curve is known here, the less a surprise says of the level.
         seen = self._seen[rows]
         self._level *= math.exp(surprise * level_gain * seen / (self.PRIOR + seen))
-        # Numbers of rows that are close by cost about as much.
-        for near in range(rows // 2 + 1, min(2 * rows, self._most_rows + 1)):
-            if near > 1:
-                nearness = 1 - abs(math.log2(near / rows))
-                curve_gain = max(self.CURVE_GAIN, 1 / (self.PRIOR + self._seen[near]))
-                self._curve[near] *= math.exp(surprise * curve_gain * nearness)
-                self._seen[near] += nearness
+        for near, nearness in _neighbours(rows, self._most_rows):
+            seen = self._seen[near]
+            curve_gain = max(self.CURVE_GAIN, 1 / (self.PRIOR + seen))
+            self._curve[near] *= math.exp(surprise * curve_gain * nearness)
+            self._seen[near] = seen + nearness
+
+
+@cache
+def _neighbours(rows: int, most: int) -> list[tuple[int, float]]:
+    """Return the numbers of rows that are close by, which cost about as much, and how close."""
+    close = range(max(2, rows // 2 + 1), min(2 * rows, most + 1))
+    return [(near, 1 - abs(math.log2(near / rows))) for near in close]

@@ -129,6 +129,9 @@ class Follower:
 
 Occurrence = Literal["last", "first", "most_frequent"]
 
+PIECE = 1 << 14
+"""Most ids that an index takes in one call, some milliseconds."""
+
 
 class IndexedDrafter:
     """What drafters share that look up the end of the history in an index of the whole of it.
@@ -165,9 +168,10 @@ class IndexedDrafter:
             index.clear()
             follower.ids.clear()
             common = 0
-        new = tokens[common:]
-        index.extend(new)
-        follower.ids.extend(new)
+        for start in range(common, len(tokens), PIECE):  # in between, Ctrl-C is heard
+            new = tokens[start : start + PIECE]
+            index.extend(new)
+            follower.ids.extend(new)
 
 
 class PromptLookup(IndexedDrafter):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .._specrs import SuffixIndex, SuffixTree
 from ..arguments import checked_int, checked_positive, checked_share
+from ..files import replace_file
 from .drafters import Draft, IndexedDrafter, LanguageModel
 
 
@@ -57,7 +58,6 @@ class SuffixCorpus:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the texts to a file, atomically."""
-        path = Path(path)
         ids = _little_endian(self._tokens)
         header = {
             "format": _FORMAT,
@@ -65,12 +65,7 @@ class SuffixCorpus:
             "lengths": self._lengths,
             "crc32": zlib.crc32(ids),
         }
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_bytes(json.dumps(header).encode() + b"\n" + ids)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(path, [json.dumps(header).encode() + b"\n", ids])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SuffixCorpus:

@@ -155,3 +155,13 @@ fn factors_of_llama_3_divide_each_frequency() {
         assert!(error.contains("`rope_freqs.weight`"), "{error}");
     }
 }
+
+#[test]
+fn keys_that_the_family_does_not_know_are_listed() {
+    let mut model = tiny_llama();
+    model.set("llama.attention.sliding_window", Value::U32(16));
+    model.set("llama.vocab_size", Value::U32(80));
+    model.set("other.attention.sliding_window", Value::U32(16));
+    let file = GgufFile::open(model.file().path()).unwrap();
+    assert_eq!(describe(&file).unwrap().unread, ["llama.attention.sliding_window"]);
+}

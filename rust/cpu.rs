@@ -33,6 +33,8 @@ pub struct CpuModel {
     threads: usize,
     /// Passes so far, and how many had fewer workers than `threads`.
     passes: [AtomicU64; 2],
+    /// How many rows went to each expert, `[layers][experts]`.
+    expert_rows: Vec<AtomicU64>,
     /// Buffers that no forward is using.
     idle: Mutex<Vec<Buffers>>,
 }
@@ -64,7 +66,9 @@ impl CpuModel {
     ) -> Result<Self> {
         let weights = Weights::load(&description, threads, poll)?;
         let decoder = Arc::new(Decoder { config: description.config, kernels, weights });
-        Ok(Self { decoder, threads, passes: Default::default(), idle: Mutex::new(Vec::new()) })
+        let experts = decoder.config.experts.map_or(0, |experts| experts.count * decoder.config.n_layer);
+        let expert_rows = (0..experts).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { decoder, threads, passes: Default::default(), expert_rows, idle: Mutex::new(Vec::new()) })
     }
 
     /// What the decoder described needs, from the header of its file alone.
@@ -89,6 +93,11 @@ impl CpuModel {
     pub fn passes(&self) -> Passes {
         let [all, short] = self.passes.each_ref().map(|count| count.load(Ordering::Relaxed));
         Passes { all, short }
+    }
+
+    /// How many rows went to each expert so far, `[layers][experts]`; empty without experts.
+    pub fn expert_rows(&self) -> Vec<u64> {
+        self.expert_rows.iter().map(|rows| rows.load(Ordering::Relaxed)).collect()
     }
 
     /// What the tensors add to the identity of the model.
@@ -147,6 +156,9 @@ impl CpuModel {
         let workers = threads::run(self.threads, Arc::new(move |worker| program.run(worker)), poll);
         let pass = Arc::into_inner(pass).expect("workers drop the program before a run ends");
         let (choices, buffers) = pass.finish();
+        if choices.is_some() {
+            buffers.count_experts(&self.expert_rows);
+        }
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
         let workers = workers.ok_or(Error::Interrupted)?;
         self.passes[0].fetch_add(1, Ordering::Relaxed);

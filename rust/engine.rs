@@ -106,6 +106,14 @@ impl Engine {
         }
     }
 
+    /// How many rows went to each expert so far, `[layers][experts]`; empty without experts.
+    pub fn expert_rows(&self) -> Vec<u64> {
+        match self {
+            Self::Cpu(model) => model.expert_rows(),
+            Self::Candle(_) => Vec::new(),
+        }
+    }
+
     /// Bytes of a cache for one position.
     pub fn cache_bytes_per_token(&self) -> usize {
         match self {

@@ -1,11 +1,12 @@
 //! A model on some device, and how to load it; immutable, shared by any number of sessions.
 
-use crate::arch::config::Config;
+use crate::arch::config::{Config, Experts};
 use crate::arch::describe;
 use crate::arch::description::Description;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::gguf::file::GgufFile;
+use crate::weights::load::{bytes_for_a_row, weight_bytes};
 use crate::workers::threads;
 
 /// How to load a model.
@@ -67,6 +68,13 @@ impl<'a> Options<'a> {
             )));
         }
         let mut notes = description.config.settle(n_ctx);
+        if let Some(Experts { count, used, .. }) = description.config.experts {
+            let Description { config, tensors, .. } = &description;
+            let [read, all] = [bytes_for_a_row(config, tensors), weight_bytes(tensors)].map(|bytes| bytes as f64 / 1e9);
+            notes.push(format!(
+                "a token uses {used} of the {count} experts of a block, and so reads {read:.2} GB of {all:.2} GB"
+            ));
+        }
         let unread = description
             .unread
             .iter()

@@ -272,6 +272,30 @@ def test_candle_takes_one_after_the_other(tiny: Callable[..., Path]) -> None:
     assert [len(session) for session in sessions] == [6, 20, 7]
 
 
+def test_rows_are_counted_by_expert(tiny: Callable[..., Path], threads: int) -> None:
+    llm = specrs.Llama(tiny(experts=5, experts_used=2), threads=threads)
+    session, other = llm.session(), llm.session()
+
+    def counted() -> Any:
+        rows = llm.expert_rows
+        assert rows is not None
+        return rows
+
+    def added(*rows: tuple[Session, int]) -> Any:
+        before = counted()
+        llm.forward_many([(session, range(count), 1) for session, count in rows])
+        return counted() - before
+
+    assert not counted().any()
+    together = added((session, 300), (other, 20))  # in two passes
+    assert together.shape == (2, 5)
+    assert together.sum(axis=1).tolist() == [2 * 320] * 2
+    session.truncate(0)
+    other.truncate(0)
+    assert np.array_equal(added((session, 300)) + added((other, 20)), together)
+    assert specrs.Llama(tiny(), threads=threads).expert_rows is None
+
+
 def test_a_llama_passes_it_on(tiny: Callable[..., Path], threads: int) -> None:
     llm = specrs.Llama(tiny(quant="Q4_0", n_ctx=N_CTX), threads=threads)
     sessions = [llm.session(), llm.session()]

@@ -26,8 +26,10 @@ ATTRIBUTES = ("n_ctx", "threads", "kernels", "weight_bytes", "cache_bytes_per_to
         {"quant": "Q4_0", "n_vocab": 321, "head_dim": 40},
         {"quant": "Q4_K", "types": {OUTPUT: "Q6_K"}},
         {"quant": "Q5_1", "split": 3, "n_head_kv": 1},
+        {"quant": "Q8_0", "experts": 5},
+        {"quant": "F16", "experts": 3, "expert_ff": 40, "architecture": "qwen3moe"},
     ],
-    ids=lambda options: options["quant"],
+    ids=str,
 )
 def test_a_plan_is_what_loading_gives(tiny: Callable[..., Path], options: dict[str, Any]) -> None:
     path = tiny(**options)
@@ -37,6 +39,14 @@ def test_a_plan_is_what_loading_gives(tiny: Callable[..., Path], options: dict[s
         assert [getattr(plan, name) for name in ATTRIBUTES] == [
             getattr(model, name) for name in ATTRIBUTES
         ]
+
+
+def test_a_plan_tells_what_experts_save(tiny: Callable[..., Path]) -> None:
+    path = tiny(quant="F32", experts=8, n_embd=256, n_ff=512)
+    (note,) = GgufFile(path).plan().notes
+    assert note.startswith("a token uses 2 of the 8 experts of a block, and so reads 0.0")
+    assert note.endswith(f"of {GgufFile(path).plan().weight_bytes / 1e9:.2f} GB")
+    assert not GgufFile(tiny()).plan().notes
 
 
 def test_a_plan_reads_no_weights(tiny: Callable[..., Path], tmp_path: Path) -> None:

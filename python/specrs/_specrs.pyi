@@ -102,11 +102,10 @@ class Model:
         """Positions the model was trained for: the largest `n_ctx`."""
     @property
     def passes(self) -> tuple[int, int]:
-        """Passes over the weights so far, and how many of them ran on fewer threads than `threads`.
-
-        That happens while other processes hold the cores, or where the system refuses threads; it
-        changes the speed, never a bit. (0, 0) on the candle engine.
-        """
+        """Passes over the weights so far, and how many ran on fewer threads; (0, 0) on candle."""
+    @property
+    def expert_rows(self) -> npt.NDArray[np.uint64] | None:
+        """How many rows went to each expert so far, [layers, experts]; None without experts."""
     @property
     def windows(self) -> list[int | None]:
         """How many positions a query sees in each layer, its own included; None is all."""

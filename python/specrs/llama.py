@@ -133,11 +133,13 @@ class Llama(ScoredTexts, ManyTexts):
 
     @property
     def passes(self) -> tuple[int, int]:
-        """Passes over the weights so far, and how many of them ran on fewer than `threads` threads.
-
-        That happens while other processes hold the cores; it changes the speed, never a bit.
-        """
+        """Passes over the weights so far, and how many ran on fewer threads, as cores were held."""
         return self._model.passes
+
+    @property
+    def expert_rows(self) -> npt.NDArray[np.uint64] | None:
+        """How many rows went to each expert so far, [layers, experts]; None without experts."""
+        return self._model.expert_rows
 
     @cached_property
     def metadata(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ use crate::forward::routes::slots;
 use crate::kernels::layout::{interleaved, GROUP, TILE};
 use crate::weights::load::Layer;
 use crate::workers::shared::{Name, Shared, Table};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 // Their names, beside those of the pages of the cache and of logits, which have index 0 and 15.
 pub(super) const X: Name = Name::new(1, "the residual stream");
@@ -56,6 +57,8 @@ pub(super) struct ExpertBuffers {
     pub(super) gathered: Activations,
     /// Their activated feed-forward values.
     pub(super) hidden: Activations,
+    /// How many rows of the pass went to each expert, `[layers][experts]`.
+    pub(super) counts: Vec<AtomicU64>,
 }
 
 impl ExpertBuffers {
@@ -66,6 +69,7 @@ impl ExpertBuffers {
             gathered: Activations::new(GATHERED, config.n_embd, floats),
             // In no phase beside the values of the feed-forward layer that every row goes through.
             hidden: Activations::new(HIDDEN, experts.n_ff, floats),
+            counts: (0..config.n_layer * experts.count).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -75,6 +79,7 @@ impl ExpertBuffers {
         for activations in [&mut self.gathered, &mut self.hidden] {
             activations.arrange(slots, interleaved(rows));
         }
+        self.counts.iter_mut().for_each(|count| *count.get_mut() = 0);
     }
 }
 
@@ -99,6 +104,13 @@ impl Buffers {
         };
         new.reset(rows);
         new
+    }
+
+    /// Adds to `totals` how many rows of the last pass went to each expert, `[layers][experts]`.
+    pub fn count_experts(&self, totals: &[AtomicU64]) {
+        for (total, count) in totals.iter().zip(self.experts.iter().flat_map(|experts| &experts.counts)) {
+            total.fetch_add(count.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 
     /// Lays out those whose rows are the rows of a pass.

@@ -9,6 +9,7 @@ use crate::kernels::layout::{interleaved, TILE};
 use crate::weights::load::Experts;
 use crate::weights::matrix::Matrix;
 use crate::workers::phase::Phase;
+use std::sync::atomic::Ordering;
 
 /// Products of a tile and a row that a worker keeps until it sums them up: a megabyte, which stays in the second cache.
 const KEPT_PRODUCTS: usize = 1 << 14;
@@ -27,9 +28,13 @@ impl Pass {
     }
 
     /// Puts the rows of every expert together. All workers find out which these are.
-    pub(super) fn gather(&self, phase: &Phase<'_>, buffers: &ExpertBuffers, local: &mut Local) {
+    pub(super) fn gather(&self, phase: &Phase<'_>, layer: usize, buffers: &ExpertBuffers, local: &mut Local) {
         let input = self.buffers.normed.read(phase);
         local.routes.find(phase.read(&buffers.logits), buffers.experts, interleaved(input.count));
+        for group in local.routes.groups().iter().filter(|_| phase.index() == 0) {
+            let count = &buffers.counts[layer * buffers.experts.count + group.expert];
+            count.store(group.slots.len() as u64, Ordering::Relaxed);
+        }
         let mut gathered = buffers.gathered.writer(phase);
         while let Some(slots) = phase.next_units() {
             local.routes.filled(slots).for_each(|(slot, row)| gathered.copy(slot, &input, row));

@@ -89,7 +89,7 @@ impl Pass {
                 self.add_branch(worker, branch, &ffn.down, hidden, layer.post_ffn_norm.as_deref(), local);
             }
             if let (Some(experts), Some(buffers)) = (&layer.experts, &self.buffers.experts) {
-                self.mix_experts(worker, experts, buffers, local);
+                self.mix_experts(worker, index, experts, buffers, local);
             }
         }
         self.output_norm(&worker.phase(OUTPUT_NORM, Units::Shares(self.wanted.len())), local);
@@ -102,12 +102,19 @@ impl Pass {
     }
 
     /// Adds to the residual stream what the experts of every row give.
-    fn mix_experts(&self, worker: &mut Worker<'_>, experts: &Experts, buffers: &ExpertBuffers, local: &mut Local) {
+    fn mix_experts(
+        &self,
+        worker: &mut Worker<'_>,
+        layer: usize,
+        experts: &Experts,
+        buffers: &ExpertBuffers,
+        local: &mut Local,
+    ) {
         let tiles = |count| Units::Taken { count, step: PAIR };
         let FeedForward { gate, down, .. } = &experts.each[0];
         self.route(&worker.phase(ROUTE, self.tiles(experts.router.tile_count(), 1)), &experts.router, buffers, local);
         let slots = Units::Taken { count: buffers.gathered.rows(), step: 1 };
-        self.gather(&worker.phase(GATHER, slots), buffers, local);
+        self.gather(&worker.phase(GATHER, slots), layer, buffers, local);
         self.activate_experts(&worker.phase(ACTIVATE_EXPERTS, tiles(gate.tile_count())), experts, buffers, local);
         self.add_experts(&worker.phase(ADD_EXPERTS, tiles(down.tile_count())), experts, buffers, local);
     }

@@ -24,6 +24,7 @@ use attention::{pattern, PyPattern};
 use convert::{metadata_dict, ContextOverflow, Count, GgufError};
 use forward_many::{forward_many, Choose};
 use lease::PyLease;
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -241,6 +242,14 @@ impl PyModel {
     fn passes(&self) -> (u64, u64) {
         let Passes { all, short } = self.model.engine().passes();
         (all, short)
+    }
+
+    /// How many rows went to each expert of each layer so far; None without experts.
+    #[getter]
+    fn expert_rows<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<u64>>>> {
+        let config = self.model.config();
+        let rows = || PyArray1::from_vec(py, self.model.engine().expert_rows());
+        config.experts.map(|experts| rows().reshape([config.n_layer, experts.count])).transpose()
     }
 
     /// How many positions a query sees in each layer; None is all.

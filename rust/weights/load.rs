@@ -3,6 +3,7 @@
 //! All matrices lie in one anonymous mapping, so that large pages can back it; the pages of the file are released soon
 //! after they are repacked, which keeps peak memory near the size of the file.
 
+use crate::arch::config::Config;
 use crate::arch::description::Description;
 use crate::arch::roles::BlockRole::{
     AttnK, AttnKNorm, AttnNorm, AttnOutput, AttnQ, AttnQNorm, AttnV, FfnDown, FfnDownExperts, FfnGate, FfnGateExperts,
@@ -218,6 +219,20 @@ fn check_routers(file: &GgufFile, tensors: &Tensors<'_>) -> Result<()> {
 /// Resident bytes of the matrices of a decoder, once they are packed.
 pub fn weight_bytes(tensors: &Tensors<'_>) -> usize {
     tensors.matrices().flat_map(|(_, found)| found.matrices()).map(|info| Places::new(&info, 0).end).sum()
+}
+
+/// Of these the bytes that a pass of one row reads: those of the experts it uses, and of the output.
+pub fn bytes_for_a_row(config: &Config, tensors: &Tensors<'_>) -> usize {
+    let reads_embedding = tensors.get(Role::Output).is_none();
+    let read = |(role, found): (Role, &Found)| match role {
+        Role::Embedding if !reads_embedding => 0,
+        Role::Block(_, FfnGateExperts | FfnUpExperts | FfnDownExperts) => {
+            let used = config.experts.map_or(0, |experts| experts.used);
+            found.matrices().take(used).map(|info| Places::new(&info, 0).end).sum()
+        }
+        _ => Places::new(&found.info, 0).end,
+    };
+    tensors.matrices().map(read).sum()
 }
 
 /// Where the parts of a matrix lie in the arena, in whole cache lines.

@@ -396,6 +396,7 @@ def test_readme_has_the_two_commands(command: str) -> None:
     ("page", "count", "words"),
     [
         ("README.md", 2, "tokens per call"),
+        ("docs/index.md", 1, "Paris"),
         ("docs/chat.md", 4, "bits per byte"),
         ("docs/batch.md", 2, "passes for"),
     ],

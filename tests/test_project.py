@@ -385,24 +385,3 @@ def test_import_starts_no_threads() -> None:
 )
 def test_readme_has_the_two_commands(command: str) -> None:
     assert command in (ROOT / "README.md").read_text().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("page", "count", "words"),
-    [
-        ("README.md", 2, "tokens per call"),
-        ("docs/chat.md", 4, "bits per byte"),
-        ("docs/batch.md", 2, "passes for"),
-        ("docs/structured.md", 1, "tokens were forced"),
-    ],
-)
-def test_code_of_pages_runs(
-    smollm2: Path, capsys: pytest.CaptureFixture[str], page: str, count: int, words: str
-) -> None:
-    assert smollm2.exists()
-    names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    assert len(blocks) == count
-    for block in blocks:
-        exec(block, names)
-    assert words in capsys.readouterr().out

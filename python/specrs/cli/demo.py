@@ -14,14 +14,14 @@ from .options import MaxTokens, ModelOption, Threads, check_max_tokens, given
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Most of the reply stands in the prompt already: the kind of task prompt lookup is for.
+# The reply stands in the prompt already, which is what prompt lookup is for, and a model of 135M
+# parameters can do it.
 DEMO_PROMPT = """\
-Correct the spelling mistakes in this text and change nothing else:
+Repeat this text word for word:
 
-The old lighthouse stood on a rocky cliff above the see. Every evening the keeper climed the one \
-hundred and twelve steps to light the great lamp. He had done so for thirty years, in summer and \
-in winter, and he had never once been late. The sailors who past the cliff at night knew his \
-light and trusted it."""
+The old lighthouse stood on a rocky cliff above the sea. Every evening the keeper climbed the one \
+hundred and twelve steps to light the lamp, and every morning he walked down again to write the \
+names of the ships in his book."""
 
 # The same for a model that only continues text: one record says how the next goes on.
 DEMO_RECORDS = """\

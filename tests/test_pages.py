@@ -22,7 +22,7 @@ WORDS = {
 }
 # Pages that tell of a model and texts of the reader's own are given them.
 GIVEN = {"docs/speculation.md", "docs/sparse.md"}
-# Pages whose code wants what this test does not have: tests of the server and of experts do the same.
+# Pages whose code wants what this test does not have; other tests do the same.
 NOT_HERE = {"docs/server.md": "a running server", "docs/models.md": "a mixture of experts"}
 
 

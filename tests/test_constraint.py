@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import llguidance
 import numpy as np
 import pytest
 
@@ -87,13 +88,23 @@ def test_forced_text_has_the_tokens_of_the_tokenizer(llm: Llama) -> None:
     assert forced[3:] == llm.tokenizer.encode(text, add_bos=False)[-len(forced) :][3:]
 
 
-def test_equal_grammars_are_compiled_once(llm: Llama) -> None:
-    compiler = Compiler(llm.tokenizer, llm.n_vocab)
-    first = compiler.compile(Grammar.regex("a+"), [1])
-    assert compiler.compile(Grammar.regex("a+"), [2]).matcher is first.matcher
-    for i in range(Compiler.KEPT):
-        compiler.compile(Grammar.regex(f"a{{{i + 1}}}"), [])
-    assert compiler.compile(Grammar.regex("a+"), [1]).matcher is not first.matcher
+def test_what_is_too_complex_in_one_text_breaks_no_other(
+    llm: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = llguidance.LLParserLimits(max_lexer_states=200)
+    monkeypatch.setattr("specrs.structured.compiler.limits", lambda: few)
+    compiler, grammar = Compiler(llm.tokenizer, llm.n_vocab), Grammar.regex("(a|b)*a(a|b){12}")
+    one, other = (compiler.compile(grammar, []).begin() for _ in range(2))
+    chosen = random.Random(1)
+
+    def go_on() -> None:
+        for _ in range(5000):
+            one.take(chosen.choice(allowed(llm, one)))
+
+    with pytest.raises(ValueError, match=r"the grammar cannot be followed: .*too many states"):
+        go_on()
+    other.take(allowed(llm, other)[0])
+    compiler.compile(grammar, []).begin().take(allowed(llm, other)[0])
 
 
 def test_one_compilation_serves_several_texts(llm: Llama) -> None:

@@ -313,7 +313,10 @@ class Picker:
     def _allowed(self, row: npt.NDArray[np.float32], constraint: Constraint) -> int:
         """Pick among the tokens that the grammar allows."""
         forced = constraint.forced()
-        if forced and self._processor is None:
+        if forced:
+            if self._processor is not None:  # it sees every position
+                self._processed(self._processor, constraint.masked(row))
+                self._history.append(forced[0])
             self._sampler.extend(forced[:1])
             return forced[0]
         if self._greedy:  # the highest of all, if it is allowed, is the highest of those allowed

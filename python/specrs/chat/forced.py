@@ -53,6 +53,12 @@ def call_grammar(
                 f"tool_choice cannot force a call of {name!r}: as this model writes calls, a name "
                 "has neither white space, quotes nor brackets"
             )
+        named = schema.get("properties") if isinstance(schema, dict) else None
+        if form.body == "xml" and any(">" in key for key in named or ()):
+            raise ValueError(
+                f"tool_choice cannot force a call of {name!r}: as this model writes calls, names "
+                "of parameters have no '>'"
+            )
     rules = "\n".join(_Rules(marks, form).lines(tools, thinks, several))
     try:
         return Grammar.lark(rules)

@@ -34,9 +34,10 @@ class CallFormat:
         close: The mark after it; "" if there is none. It may be missing at the end of a reply.
         bare: Whether a call may also stand without any mark, where a reply begins or after another
             call. It then must name a tool that there is.
-        key: What an object calls the arguments where the template writes one.
+        key: Name of the member with the arguments, in a JSON object that the template writes.
         listed: Whether the template writes a list of objects.
-        inside: What it writes after the mark before a call, and before that after it.
+        inside: Text between the opening mark and the call, and between the call and the
+            closing mark.
         between: What it writes between calls; None if it writes a list, or one call only.
         named: The marks of the body "named": before an id, if it has one, and before the arguments.
         end: A mark that ends a reply with calls, though the file does not say so.

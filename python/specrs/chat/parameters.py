@@ -16,8 +16,9 @@ def typed(name: str, value: str, schema: Any) -> str:
     Args:
         name: The parameter's.
         value: What the model wrote.
-        schema: Of all arguments. A value stays text where this allows no other type, or says
-            nothing, and where it is none of the types that are allowed.
+        schema: Of all arguments. A value stays text where this allows text alone or says nothing;
+            where text is one of several types, also if it is none of the others; and where it is
+            no JSON.
     """
     properties = schema.get("properties") if isinstance(schema, dict) else None
     of = properties.get(name) if isinstance(properties, dict) else None

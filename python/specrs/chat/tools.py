@@ -40,14 +40,14 @@ def checked_choice(choice: Any, tools: Mapping[str, Any]) -> str:
         return str(choice)
     if isinstance(choice, str) and choice != "required":
         raise ValueError(f"tool_choice must be {_CHOICES}, not {shortened(choice)}")
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if choice != "required" and not isinstance(name, str):
+        raise TypeError(f"tool_choice must be {_CHOICES}, not {shortened(choice)}")
     if not tools:
         raise ValueError("tool_choice forces a call, and tools= has no tool with a name")
     if choice == "required":
         return "required"
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
-        raise TypeError(f"tool_choice must be {_CHOICES}, not {shortened(choice)}")
     if name not in tools:
         raise ValueError(
             f"tool_choice names {shortened(name)}, which is not among the tools: {', '.join(tools)}"

@@ -62,13 +62,15 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
     for name, value in given(
-        max_requests=max_requests, cache_mb=cache_mb, max_n=max_n, max_tokens=max_tokens
+        max_requests=max_requests,
+        cache_mb=cache_mb,
+        max_n=max_n,
+        max_tokens=max_tokens,
+        max_queue_tokens=max_queue_tokens,
     ).items():
         if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, not {value}")
-    for name, value in given(
-        max_queue=max_queue, max_queue_tokens=max_queue_tokens, drain=drain, port=port
-    ).items():
+    for name, value in given(max_queue=max_queue, drain=drain, port=port).items():
         if value < 0:
             raise ValueError(f"--{name.replace('_', '-')} must be 0 or more, not {value}")
     specrs.Sampling(**given(temperature=temperature))
@@ -113,10 +115,13 @@ def serve(
 
 def keys_of(listed: list[str] | None, file: Path | None) -> tuple[str, ...]:
     """Return the API keys of options, file and environment."""
-    keys = list(listed or ())
+    keys = [key.strip() for key in listed or ()]
+    if not all(keys):
+        raise ValueError("--api-key is empty; leave it out to serve without a key")
     if file is not None:
-        keys += [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        if not any(keys):
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        if not any(lines):
             raise ValueError(f"{file} holds no key")
-    keys += [os.environ.get("SPECRS_API_KEY", "")]
+        keys += lines
+    keys += [os.environ.get("SPECRS_API_KEY", "").strip()]
     return tuple(key for key in dict.fromkeys(keys) if key)

@@ -28,9 +28,10 @@ def room(
     *,
     more: bool = False,
 ) -> int:
-    """Return how many tokens may follow a prompt of so many tokens, or `more`.
+    """Return how many tokens may follow a prompt of `prompt_tokens`.
 
-    The context holds `n_ctx`, at most `n_ctx_train`.
+    The context holds `n_ctx`, at most `n_ctx_train`. With `more` the prompt may have more tokens,
+    which only changes the message.
 
     Raises ValueError for an empty prompt or a negative limit, ContextOverflow if not even one token
     fits.

@@ -63,7 +63,10 @@ class ChatForm:
         first, *rest = deltas
         return [
             ChatDelta(choice.index, first, logprobs),
-            *(ChatDelta(choice.index, delta, self._logprobs(entries and [])) for delta in rest),
+            *(
+                ChatDelta(choice.index, delta, self._logprobs(None if entries is None else []))
+                for delta in rest
+            ),
         ]
 
     @staticmethod

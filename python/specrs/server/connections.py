@@ -20,38 +20,45 @@ def protocol(head_timeout: float, write_timeout: float) -> type[asyncio.Protocol
     """
 
     class Connection(Base):  # type: ignore[misc]
-        _timer: asyncio.TimerHandle | None = None
+        _head_timer: asyncio.TimerHandle | None = None
+        _write_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            self._limit(head_timeout)
+            self._limit_head()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
-                self._unlimit()
-            elif self._timer is None:
-                self._limit(head_timeout)
+                self._unlimit_head()
+            elif self._head_timer is None:
+                self._limit_head()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._limit(write_timeout)
+            self._unlimit_writing()
+            self._write_timer = self.loop.call_later(write_timeout, self.transport.abort)
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._unlimit()
+            self._unlimit_writing()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._unlimit()
+            self._unlimit_head()
+            self._unlimit_writing()
             super().connection_lost(exc)
 
-        def _limit(self, seconds: float) -> None:
-            self._unlimit()
-            self._timer = self.loop.call_later(seconds, self.transport.abort)
+        def _limit_head(self) -> None:
+            self._head_timer = self.loop.call_later(head_timeout, self.transport.abort)
 
-        def _unlimit(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+        def _unlimit_head(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _unlimit_writing(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
 
     return Connection

@@ -30,7 +30,7 @@ RETRY_MOST = 120
 
 
 class Engine:
-    """One model, one batch, and the requests in the house.
+    """One model, one batch, and the requests that wait or run.
 
     Attributes:
         settings: How the server is set up.
@@ -52,7 +52,7 @@ class Engine:
         self.created = int(time.time())
         self._draft_model: specrs.DraftModel | None = None
         self._requests: set[Request] = set()
-        self._places = 0  # choices in the house: waiting and running
+        self._places = 0  # choices that wait or run
         self._tokens = 0  # of their prompts
         self._seconds = 1.0  # that a choice takes, of late
         self._longest = 1  # bytes of a token
@@ -98,11 +98,11 @@ class Engine:
     def stalled(self) -> bool:
         """Whether a step takes longer than any should."""
         waited = time.monotonic() - max(self.metrics.last_step, self.metrics.last_arrival)
-        return bool(self._requests) and waited > self.settings.stall
+        return waited > self.settings.stall and any(not one.done for one in self._requests)
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is in the house."""
+        """Whether no request waits or runs."""
         return not self._places
 
     def check_model(self, name: str | None) -> None:
@@ -126,7 +126,7 @@ class Engine:
 
     @contextmanager
     def places(self, count: int) -> Iterator[Callable[[int], None]]:
-        """Keep places for so many choices; ApiError where the house is full.
+        """Keep places for so many choices; ApiError if there are none left.
 
         Gives a function that takes room for tokens of prompts.
         """
@@ -212,7 +212,8 @@ class Engine:
             raise
         except Exception as error:
             raise of_preparing(error) from error
-        self.metrics.last_arrival = time.monotonic()
+        if all(one.done for one in self._requests):  # nothing ran: the last step is long ago
+            self.metrics.last_arrival = time.monotonic()
         self._requests.update(requests)
         return requests
 

@@ -48,7 +48,9 @@ class Metrics:
             buckets=ROWS,
             registry=self._registry,
         )
-        self._first = self._seconds("time_to_first_token", "From arrival to the first token.")
+        self._first = self._seconds(
+            "time_to_first_token", "From entering the batch to the first token."
+        )
         self._between = self._seconds("inter_token_latency", "Between tokens of a request.")
         self._whole = self._seconds("e2e_request_latency", "From arrival to the end.")
         self._queued = self._seconds("request_queue_time", "Before the prompt was begun.")
@@ -101,7 +103,7 @@ class Metrics:
             reason: Its finish_reason.
             stats: What it cost.
             seconds: From arrival to the end.
-            first: From arrival to the first token; None if there was none.
+            first: From entering the batch to the first token; None if there was none.
         """
         self._success.labels(reason).inc()
         self._whole.observe(seconds)

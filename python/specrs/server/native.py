@@ -69,7 +69,7 @@ async def _answer(engine: Engine, exchange: Exchange, body: Native) -> None:
     given = _prompts(body.prompt)
     with engine.places(len(given)) as take:
         llm = engine.model
-        _translate(llm, body)
+        await engine.prepare(partial(_translate, llm, body), "logit_bias")
         most = body.n_predict if body.n_predict is not None else body.max_tokens
         if most is None:
             most = engine.settings.max_tokens or MAX_TOKENS
@@ -253,6 +253,8 @@ def _translate(llm: specrs.Llama, body: Native) -> None:
         pairs = [pair for pair in biases if isinstance(pair, list) and len(pair) == 2]
         if len(pairs) != len(biases):
             raise invalid("logit_bias must be an object, or a list of pairs", "logit_bias")
+        if any(isinstance(token, bool) or not isinstance(token, (int, str)) for token, _ in pairs):
+            raise invalid("logit_bias: a pair begins with a token id or a text", "logit_bias")
         biases = {str(token): bias for token, bias in pairs}
     if biases is None:
         return

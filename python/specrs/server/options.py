@@ -34,7 +34,7 @@ def options_of(
         body: The parameters.
         max_tokens: Most tokens to make; None is the rest of the context.
         logprobs: How many alternatives of each token to tell; None tells nothing.
-        key: Who asks; nothing of a prompt is shared with others.
+        key: Name of the API key; cached prompts are shared only within one.
         predicted: A text that the reply may repeat.
     """
     return {

@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self.engine = Engine(settings)
-        self.fault: Exception | None = None
+        self.fault: BaseException | None = None
         self._settings = settings
         self._listener = listener
         self._signals = 0
@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
     def _load(self) -> None:
         try:
             self.engine.load()
-        except Exception as error:
+        except BaseException as error:  # a panic of the core as well: nobody else would hear of it
             self.fault = error
             self.should_exit = True
             return

@@ -37,7 +37,7 @@ class Settings:
         max_requests: Most that run at once.
         cache_bytes: Memory of their caches.
         max_queue: Most requests that wait.
-        max_queue_tokens: Most tokens of prompts of all requests in the house.
+        max_queue_tokens: Most tokens of prompts of all requests that wait or run.
         max_n: Most choices of a request.
         max_body: Most bytes of a body.
         temperature: Where a request does not say.

@@ -36,7 +36,8 @@ class PassCost:
     def __init__(self) -> None:
         self._weights = MeasuredCost(ASSUMED_OF_PASSES)
         self._most_rows = max(ASSUMED_OF_PASSES)
-        self._per_position = 1 / self.EVEN  # in the time of a row's weights, in a full pass
+        # Cost of looking at one position; 1 is a row's share of the weights in the largest pass.
+        self._per_position = 1 / self.EVEN
 
     def __call__(self, rows: int, seen: int = 0) -> float:
         """Return the expected seconds of a pass of `rows` that look at `seen` positions in all."""

@@ -24,10 +24,10 @@ PER_PROMPT = ("sampling", "drafter", "max_tokens", "grammar")
 WINDOW = 4
 """Prompts read ahead, for each request that may run; half of them are added to the batch."""
 
-Outcome = Completion | Exception
+Result = Completion | Exception
 """What became of a prompt."""
 
-Event = tuple[int, list[Chunk], Outcome | None]
+News = tuple[int, list[Chunk], Result | None]
 """Index of a prompt, its new chunks if they are wanted, and its outcome if it is over."""
 
 Results = list[Completion | None]
@@ -133,7 +133,7 @@ class Many:
         self._taken: dict[int, int] = {}  # chunks of theirs that were given
         self._news: SimpleQueue[int] = SimpleQueue()  # who has something to tell
 
-    def run(self, *, chunks: bool = False) -> Generator[Event]:
+    def run(self, *, chunks: bool = False) -> Generator[News]:
         """Run all prompts; give what comes of them. Closing it cancels those that are not over."""
         with self._batch:
             more = True
@@ -151,14 +151,14 @@ class Many:
                     continue
                 yield from self._events(number, chunks)
 
-    def rest(self) -> Iterator[tuple[int, Outcome]]:
+    def rest(self) -> Iterator[tuple[int, Result]]:
         """Give the outcomes that were there when `run` was closed, and perhaps not given."""
         for number, request in self._open.items():
             outcome = _outcome(request)
             if outcome is not None:
                 yield number, outcome
 
-    def _events(self, number: int, chunks: bool) -> Iterator[Event]:
+    def _events(self, number: int, chunks: bool) -> Iterator[News]:
         """Give what is new of a prompt, and see to it that more is heard of it."""
         request, new = self._open[number], []
         if isinstance(request, Request):
@@ -218,7 +218,7 @@ class Many:
                 )
 
 
-def _outcome(request: Request | Exception) -> Outcome | None:
+def _outcome(request: Request | Exception) -> Result | None:
     """Return how a request ended; None if it did not, or was cancelled."""
     if isinstance(request, Exception):
         return request
@@ -266,7 +266,7 @@ def collected(many: Many, progress: Progress) -> tuple[Results, dict[int, Except
 
     Raises BatchInterrupted, which holds the same, on Ctrl-C.
     """
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, Result] = {}
 
     def parts() -> tuple[Results, dict[int, Exception]]:
         results: Results = [None] * many.count
@@ -303,7 +303,7 @@ class Progress:
         self._started = self._written = monotonic()
         self._done = self._tokens = 0
 
-    def update(self, outcome: Outcome) -> None:
+    def update(self, outcome: Result) -> None:
         """Count one more."""
         self._done += 1
         self._tokens += 0 if isinstance(outcome, Exception) else len(outcome.tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A grammar for one generation after the other.
+    """A grammar for one generation.
 
     Attributes:
         matcher: It at its beginning.
@@ -36,24 +35,23 @@ class Compiled:
 
 
 class Compiler:
-    """Compiles grammars for one model, each once; from any thread.
+    """Compiles grammars for one model, from any thread.
+
+    Each generation has a compilation of its own, which takes a millisecond or two: copies of one
+    share a lexer, and what is too complex for it in one text would then break it in all.
 
     Args:
         tokenizer: The model's.
         n_vocab: Rows of its logits.
     """
 
-    KEPT = 64
-    """Compiled grammars that are kept."""
-
     def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
         self._spelling = Spelling(tokenizer, n_vocab)
-        self._vocabulary: LLTokenizer | None = None
-        self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._made: LLTokenizer | None = None
         self._lock = threading.Lock()
 
     def compile(self, grammar: Any, end_ids: Collection[int]) -> Compiled:
-        """Return a grammar for generations that end with `end_ids`.
+        """Return a grammar for a generation that ends with `end_ids`.
 
         Raises TypeError for what is no grammar, ValueError if it names tokens that the model has
         not, or is too complex.
@@ -62,26 +60,20 @@ class Compiler:
             raise TypeError(
                 f"grammar must be a specrs.Grammar, such as specrs.Grammar.json(), not {grammar!r}"
             )
-        with self._lock:
-            matcher = self._kept.get(grammar)
-            if matcher is None:
-                matcher = self._kept[grammar] = self._compiled(grammar)
-                if len(self._kept) > self.KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(grammar)
-        return Compiled(matcher, self._spelling.n_vocab, frozenset(end_ids))
-
-    def _compiled(self, grammar: Grammar) -> LLMatcher:
-        if self._vocabulary is None:
-            wrapper = library().TokenizerWrapper(self._spelling)
-            self._vocabulary = library().LLTokenizer(wrapper)
         matcher: LLMatcher = library().LLMatcher(
-            self._vocabulary, grammar.definition(), log_level=0, limits=limits()
+            self._vocabulary(), grammar.definition(), log_level=0, limits=limits()
         )
         matcher.compute_bitmask()  # finds out what is too complex from the beginning
         if matcher.is_error():
             raise ValueError(f"the grammar cannot be compiled: {matcher.get_error()}")
-        return matcher
+        return Compiled(matcher, self._spelling.n_vocab, frozenset(end_ids))
+
+    def _vocabulary(self) -> LLTokenizer:
+        """Return the vocabulary as llguidance has it, which takes a second to make, once."""
+        with self._lock:
+            if self._made is None:
+                self._made = library().LLTokenizer(library().TokenizerWrapper(self._spelling))
+            return self._made
 
 
 class Spelling:

@@ -217,6 +217,12 @@ def test_mistakes_are_told(load: Load) -> None:
     assert llm.chat_tokens(MESSAGES, tools=odd, tool_choice="required").grammar is not None
     with pytest.raises(ValueError, match="'a tool': as this model"):
         load(form_of("mistral")).chat(MESSAGES, tools=odd, tool_choice="required")
+    angle = [{"name": "t", "parameters": {"type": "object", "properties": {"a>b": {}}}}]
+    with pytest.raises(ValueError, match="names of parameters have no '>'"):
+        load(form_of("qwen3-coder")).chat(MESSAGES, tools=angle, tool_choice="required")
+    number: Any = 5
+    with pytest.raises(TypeError, match="tool_choice must be"):
+        llm.chat(MESSAGES, tool_choice=number)
     other = Llama(llm.path, threads=1)
     other._chat_format._marks.calls = None
     with pytest.raises(ValueError, match="not known of the chat template"):

@@ -150,6 +150,9 @@ def test_mistakes_are_one_line(tiny: Callable[..., Path], tmp_path: Path) -> Non
     empty = tmp_path / "keys"
     empty.write_text("\n")
     assert "holds no key" in mistake(model, "--api-key-file", str(empty))
+    assert "holds no key" in mistake(model, "--api-key", "k", "--api-key-file", str(empty))
+    assert "--api-key is empty" in mistake(model, "--api-key", "")
+    assert "--max-queue-tokens must be 1 or more" in mistake(model, "--max-queue-tokens", "0")
 
 
 def test_keys_come_from_file_and_environment(

@@ -254,6 +254,22 @@ def test_a_processor_cannot_let_in_what_is_forbidden(llm: Llama) -> None:
     assert same(llm.generate(PROMPT, drafter=ForcedTokens(), **options), out)
 
 
+def test_what_is_forced_holds_against_biases_with_a_processor(llm: Llama) -> None:
+    grammar = Grammar.regex("the cat")
+    ids = llm.generate(PROMPT, grammar=grammar).tokens
+    seen: list[int] = []
+
+    def processor(tokens: list[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        seen.append(len(tokens))
+        return logits
+
+    sampling = Sampling(logit_bias=dict.fromkeys(ids, -np.inf), logits_processor=processor)
+    out = llm.generate(PROMPT, grammar=grammar, sampling=sampling)
+    assert out.text == "the cat"
+    start = len(PROMPT)
+    assert seen == list(range(start, start + len(out.tokens)))
+
+
 def test_control_tokens_stand_where_the_rules_name_them(llm: Llama) -> None:
     tokenizer = llm.tokenizer
     end = tokenizer.end_ids[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import specrs
 
 from ..chat.tokens import ChatTokens
 from ..text import Piece, ToolCallDelta
-from .choices import Choice, Header, collect, stream
+from .choices import Choice, respond
 from .engine import Engine
 from .errors import invalid
 from .exchange import Exchange, while_connected
@@ -146,14 +145,8 @@ async def _answer(engine: Engine, exchange: Exchange, body: Chat) -> None:
                 Choice(i, i == 0, request, _aligner(llm, ids, body))
                 for i, request in enumerate(requests)
             ]
-            model = engine.settings.names[0]
-            header = Header(f"chatcmpl-{uuid.uuid4().hex}", model, engine.fingerprint)
             form = ChatForm(llm, named=isinstance(body.tool_choice, dict))
-            if body.stream:
-                usage = body.includes_usage
-                await stream(exchange, engine, header, choices, form, includes_usage=usage)
-            else:
-                await collect(exchange, engine, header, choices, form)
+            await respond(exchange, engine, "chatcmpl", choices, form, body)
         finally:
             for request in requests:
                 engine.leave(request)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from .errors import ApiError, internal, invalid, unavailable
 from .exchange import Exchange
 from .logprobs import Aligner, Entry, Unaligned
 from .metrics import Metrics
+from .parameters import Common
 from .replies import Reply, Usage
 
 logger = logging.getLogger("specrs.server")
@@ -109,6 +111,33 @@ class Header:
             choices=choices,
             **usage,
         )
+
+
+async def respond(
+    exchange: Exchange,
+    engine: Engine,
+    prefix: str,
+    choices: Sequence[Choice],
+    form: Form,
+    body: Common,
+) -> None:
+    """Send all choices as the body wants them, as they come or at once.
+
+    Args:
+        exchange: Where they go.
+        engine: What makes them.
+        prefix: What the id of the answer begins with.
+        choices: They, in order.
+        form: The form of their objects.
+        body: The parameters.
+    """
+    model = engine.settings.names[0]
+    header = Header(f"{prefix}-{uuid.uuid4().hex}", model, engine.fingerprint)
+    if body.stream:
+        usage = body.includes_usage
+        await stream(exchange, engine, header, choices, form, includes_usage=usage)
+    else:
+        await collect(exchange, engine, header, choices, form)
 
 
 async def collect(

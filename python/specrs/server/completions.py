@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import specrs
 
 from ..arguments import checked_token_ids
 from ..text import Piece
-from .choices import Choice, Echo, Header, collect, stream
+from .choices import Choice, Echo, respond
 from .engine import Engine
 from .exchange import Exchange, while_connected
 from .logprobs import Aligner, Entry, of_prompt, of_text
@@ -127,15 +126,7 @@ async def answer(engine: Engine, exchange: Exchange, body: Text) -> None:
             ]
             if body.echo:
                 await _add_echoes(engine, choices, prompts, n, body.logprobs)
-            header = Header(
-                f"cmpl-{uuid.uuid4().hex}", engine.settings.names[0], engine.fingerprint
-            )
-            form = TextForm(llm)
-            if body.stream:
-                usage = body.includes_usage
-                await stream(exchange, engine, header, choices, form, includes_usage=usage)
-            else:
-                await collect(exchange, engine, header, choices, form)
+            await respond(exchange, engine, "cmpl", choices, TextForm(llm), body)
         finally:
             for request in requests:
                 engine.leave(request)

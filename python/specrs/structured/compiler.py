@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A grammar for one generation.
+    """A compiled grammar. Texts that begin from it share a lexer, and what is too complex for that.
 
     Attributes:
         matcher: It at its beginning.
